@@ -1,0 +1,192 @@
+"""A project's create-only history; the champion is a fold over it.
+
+    ledger/project.json             what the project is: trunk, first policy, prompts, settings, execution
+    ledger/0007/opened.json         the round's resolved settings, its champion, its seed
+    ledger/0007/<stage>.json        what the stage gave: never computed again in this round
+    ledger/0007/decision.json       how the round ended; from here on it is history
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field
+
+from rlhf_core.artifacts import ArtifactRef, create_once
+from rlhf_core.settings import Json, Settings
+
+PROJECT_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,62}$")
+
+
+class ProjectRecord(Settings):
+    """What a project is, written when it is opened."""
+
+    name: str
+    settings: dict[str, Json]
+    """The recipe and execution it was opened with, `auto` resolved."""
+    base: str
+    """Fingerprint of the base model."""
+    inputs: dict[str, ArtifactRef]
+    """The trunk, the first policy and the prompt source."""
+
+
+class RoundRecord(Settings):
+    """What a round started from."""
+
+    round: int = Field(ge=1)
+    settings: dict[str, Json]
+    """All of the round's settings, resolved."""
+    seed: int
+    champion: ArtifactRef
+    """The policy in service when the round was opened."""
+    mlflow_run_id: str
+    prefect_flow_run_id: str
+
+
+class StageRecord(Settings):
+    """What a stage of a round gave."""
+
+    stage: str
+    """The stage, with its subject where a round runs it more than once: `measurement.candidate`."""
+    key: str
+    outputs: dict[str, ArtifactRef]
+    cached: bool
+    """It was found done and not computed for this round."""
+    seconds: float
+    mlflow_run_id: str
+    """The run that holds its metrics: of this round, or of the round that computed it."""
+    metrics: dict[str, float] = {}
+    """Its closing numbers."""
+    alarms: list[str] = []
+
+
+class GateResult(Settings):
+    """One gate's judgement."""
+
+    name: str
+    value: float | None
+    """The measurement's bad end; none where it is missing or not finite, which fails."""
+    bound: float
+    passed: bool
+    sentence: str
+
+
+class DecisionRecord(Settings):
+    """How a round ended."""
+
+    round: int
+    outcome: str
+    """promoted, rejected, reward_model_rejected."""
+    candidate: ArtifactRef | None
+    parent: ArtifactRef
+    """The champion the candidate was compared with."""
+    gates: list[GateResult]
+    metrics: dict[str, float]
+    alarms: list[str]
+    decided_at: str
+
+
+RecordType = TypeVar("RecordType", bound=Settings)
+
+
+class LedgerConflict(RuntimeError):
+    """Two different things claim one place in a project's history."""
+
+
+class Ledger:
+    """The records of one project."""
+
+    def __init__(self, projects: Path, name: str) -> None:
+        if not PROJECT_NAME.match(name):
+            raise ValueError(
+                f"project name {name!r}: it names folders and registered models, so it takes 1 to 63 of a-z, 0-9, "
+                "'-' and '_', the first a letter or digit."
+            )
+        self.name = name
+        self.root = projects / name / "ledger"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the project was ever opened."""
+        return (self.root / "project.json").exists()
+
+    def open_project(self, record: ProjectRecord) -> ProjectRecord:
+        """Create the project."""
+        return self._create("project", record)
+
+    def project(self) -> ProjectRecord:
+        """What the project is."""
+        record = self._read("project", ProjectRecord)
+        if record is None:
+            raise ValueError(f"there is no project {self.name!r} here: `rlhf run` with its run file opens it")
+        return record
+
+    def open_round(self, record: RoundRecord) -> RoundRecord:
+        """Open a round, or give the one that is open."""
+        return self._create(f"{record.round:04d}/opened", record)
+
+    def round(self, number: int) -> RoundRecord | None:
+        """What a round started from."""
+        return self._read(f"{number:04d}/opened", RoundRecord)
+
+    def rounds(self) -> list[int]:
+        """The numbers of all rounds ever opened, in order."""
+        return sorted(int(path.parent.name) for path in self.root.glob("[0-9][0-9][0-9][0-9]/opened.json"))
+
+    def pin(self, number: int, record: StageRecord) -> StageRecord:
+        """Record what a stage gave; in this round it is never computed again."""
+        first = self._create(f"{number:04d}/{record.stage}", record)
+        if _digests(first) != _digests(record):
+            raise LedgerConflict(
+                f"round {number} already has another {record.stage}: {_digests(first)}, now {_digests(record)}. "
+                "Two runs of one round disagree; what is recorded stands."
+            )
+        return first
+
+    def stage(self, number: int, stage: str) -> StageRecord | None:
+        """What a stage gave in a round, if it is finished."""
+        return self._read(f"{number:04d}/{stage}", StageRecord)
+
+    def stages(self, number: int) -> list[StageRecord]:
+        """All finished stages of a round, in the order they finished."""
+        paths = [p for p in (self.root / f"{number:04d}").glob("*.json") if p.stem not in ("opened", "decision")]
+        paths.sort(key=lambda path: path.stat().st_mtime_ns)
+        return [StageRecord.model_validate_json(path.read_bytes()) for path in paths]
+
+    def decide(self, record: DecisionRecord) -> DecisionRecord:
+        """End a round."""
+        return self._create(f"{record.round:04d}/decision", record)
+
+    def decision(self, number: int) -> DecisionRecord | None:
+        """How a round ended, if it has."""
+        return self._read(f"{number:04d}/decision", DecisionRecord)
+
+    def open_round_number(self) -> int | None:
+        """The round that was opened and not decided."""
+        undecided = [number for number in self.rounds() if self.decision(number) is None]
+        return undecided[0] if undecided else None
+
+    def champion(self) -> ArtifactRef:
+        """The policy in service: the first one, or what the last promoting round put there."""
+        champion = self.project().inputs["policy"]
+        for number in self.rounds():
+            decision = self.decision(number)
+            if decision and decision.outcome == "promoted" and decision.candidate:
+                champion = decision.candidate
+        return champion
+
+    def _create(self, name: str, record: RecordType) -> RecordType:
+        path = self.root / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create_once(path, json.dumps(record.to_json(), indent=1).encode())
+        return type(record).model_validate_json(path.read_bytes())
+
+    def _read(self, name: str, model: type[RecordType]) -> RecordType | None:
+        path = self.root / f"{name}.json"
+        return model.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+def _digests(record: StageRecord) -> Mapping[str, str]:
+    return {role: ref.digest for role, ref in record.outputs.items()}

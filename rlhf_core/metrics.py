@@ -1,0 +1,134 @@
+"""Numbers: weighted means, intervals, and the spool that a stage tells them to."""
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+Z95 = 1.959963984540054
+
+
+class Interval(NamedTuple):
+    """An estimate with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def wilson(successes: float, total: float) -> Interval:
+    """A share with Wilson's 95 % score interval (Wilson, 1927); `successes` may be a sum of halves for ties."""
+    if total <= 0:
+        raise ValueError("a share of nothing has no interval: no pair was measured")
+    p, z2 = successes / total, Z95**2
+    centre = (p + z2 / (2 * total)) / (1 + z2 / total)
+    half = Z95 / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
+    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def clustered_mean(values: Sequence[float], clusters: Sequence[str], *, seed: int, draws: int = 2000) -> Interval:
+    """The mean with its percentile-bootstrap 95 % interval, whole clusters drawn (Efron and Tibshirani, 1993).
+
+    Items of one cluster (completions of one prompt, pairs of one prompt) are not independent: to draw them one by
+    one would make the interval too narrow. With one item a cluster it is the plain bootstrap.
+    """
+    if not values:
+        raise ValueError("a mean of nothing has no interval: no item was measured")
+    sums: dict[str, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        entry = sums.setdefault(cluster, [0.0, 0.0])
+        entry[0] += value
+        entry[1] += 1
+    cells = [sums[name] for name in sorted(sums)]
+    generator = random.Random(seed)
+    means = sorted(_mean_of(generator.choices(cells, k=len(cells))) for _ in range(draws))
+    low, high = means[int(0.025 * draws)], means[math.ceil(0.975 * draws) - 1]
+    return Interval(sum(values) / len(values), low, high)
+
+
+def _mean_of(cells: Sequence[Sequence[float]]) -> float:
+    return sum(cell[0] for cell in cells) / sum(cell[1] for cell in cells)
+
+
+class WeightedMeans:
+    """Means over a stage or a step, each value with the weight it stands for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, values: Mapping[str, float], weight: float = 1.0) -> None:
+        """Take values in, each with `weight`."""
+        for name, value in values.items():
+            total, weights = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (total + value * weight, weights + weight)
+
+    def means(self) -> dict[str, float]:
+        """The weighted mean of every name with any weight."""
+        return {name: total / weight for name, (total, weight) in self._sums.items() if weight}
+
+
+class MetricSink(Protocol):
+    """What a stage tells its numbers to."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step."""
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Say how far the stage is."""
+
+    def alarm(self, sentence: str) -> None:
+        """Say that something looks wrong without being an error."""
+
+
+class Spool:
+    """A sink that appends to `metrics.jsonl` and `progress.jsonl` of a work folder, a line at a time.
+
+    A line keeps its own timestamp, so that what reads the file can be replayed and gives every point once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.metrics_path = folder / "metrics.jsonl"
+        self.progress_path = folder / "progress.jsonl"
+        self.alarms: list[str] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a step."""
+        line = {"t": time.time_ns() // 1_000_000, "step": step, "metrics": dict(metrics)}
+        _append(self.metrics_path, line)
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Append how far the stage is."""
+        _append(self.progress_path, {"t": time.time_ns() // 1_000_000, "done": done, "total": total, "text": text})
+
+    def alarm(self, sentence: str) -> None:
+        """Append an alarm and keep it."""
+        self.alarms.append(sentence)
+        _append(self.progress_path, {"t": time.time_ns() // 1_000_000, "alarm": sentence})
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """All whole lines of a spool file; a torn last line is left out."""
+    if not path.exists():
+        return []
+    whole = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+@contextmanager
+def timed(times: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds spent inside to `times[name]`."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        times[name] = times.get(name, 0.0) + time.perf_counter() - start
+
+
+def _append(path: Path, line: Mapping[str, object]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")

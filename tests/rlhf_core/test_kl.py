@@ -1,0 +1,116 @@
+from math import exp
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from rlhf_core.advantages import token_rewards
+from rlhf_core.kl import KLEstimator, approx_kl, kl_per_token, sequence_kl
+from rlhf_core.losses import ppo_policy_loss
+from rlhf_core.tensors import logprobs_from_logits, masked_whiten
+from tests.reference import categorical, categorical_kl
+
+NAN, INF = float("nan"), float("inf")
+POLICY, REFERENCE = [0.3, -0.8, 1.2, 0.0], [0.0, 0.1, -0.2, 0.4]
+NUM_SAMPLES = 10_000
+
+
+def logprobs_of(logits: list[float] | Tensor, ids: Tensor) -> Tensor:
+    """Gives the log-probabilities [1, N] of N sampled tokens, each from the same categorical."""
+    return logprobs_from_logits(torch.as_tensor(logits).expand(len(ids), -1), ids, 1.0)[0][None]
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.multinomial(tensor(categorical(POLICY)), NUM_SAMPLES, replacement=True, generator=generator)
+
+
+@pytest.mark.parametrize("estimator", [KLEstimator.K1, KLEstimator.K3])
+def test_the_mean_over_policy_samples_is_the_exact_kl(estimator: KLEstimator, ids: Tensor) -> None:
+    mask = torch.ones(1, NUM_SAMPLES, dtype=torch.bool)
+    kl = kl_per_token(logprobs_of(POLICY, ids), logprobs_of(REFERENCE, ids), mask, estimator)
+    exact = categorical_kl(categorical(POLICY), categorical(REFERENCE))
+    assert exact > 0.2
+    assert abs(kl.mean() - exact) < 3 * kl.std() / NUM_SAMPLES**0.5
+
+
+@pytest.mark.parametrize("estimator", [KLEstimator.K1, KLEstimator.K3])
+def test_the_expectation_under_the_policy_is_the_exact_kl(estimator: KLEstimator) -> None:
+    # Every token once, weighed by its probability: no sampling error is left.
+    tokens, p = torch.arange(4), tensor(categorical(POLICY))
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    kl = kl_per_token(logprobs_of(POLICY, tokens), logprobs_of(REFERENCE, tokens), mask, estimator)
+    exact = categorical_kl(categorical(POLICY), categorical(REFERENCE))
+    torch.testing.assert_close((p * kl[0]).sum(), tensor(exact), rtol=1e-5, atol=0)
+
+
+def test_estimators_by_hand() -> None:
+    # log_ratio = 2: k1 = 2, k2 = 2, k3 = e^-2 - 1 + 2.  log_ratio = -1: k1 = -1, k2 = 1/2, k3 = e - 1 - 1.
+    logprobs, ref_logprobs = tensor([[-1.0, -3.0, NAN]]), tensor([[-3.0, -2.0, -1.0]])
+    mask = tensor([[True, True, False]])
+    expected = {"k1": [2.0, -1, 0], "k2": [2, 0.5, 0], "k3": [exp(-2) + 1, exp(1) - 2, 0]}
+    for estimator in KLEstimator:
+        kl = kl_per_token(logprobs, ref_logprobs, mask, estimator)
+        torch.testing.assert_close(kl, tensor([expected[estimator.value]]))
+
+
+def test_k3_is_never_negative_and_keeps_its_digits_near_zero() -> None:
+    log_ratio = torch.linspace(-10, 10, 2001)[None]
+    mask = torch.ones_like(log_ratio, dtype=torch.bool)
+    zero = torch.zeros_like(log_ratio)
+    assert (kl_per_token(log_ratio, zero, mask, KLEstimator.K3) >= 0).all()
+    # k3 = x^2 / 2 - x^3 / 6 + ..., so x^2 / 2 to a relative x / 3 = 3e-4; exp(-x) - 1 + x has no digits left.
+    small = kl_per_token(tensor([[1e-3]]), tensor([[0.0]]), tensor([[True]]), KLEstimator.K3)
+    torch.testing.assert_close(small, tensor([[5e-7]]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("estimator", list(KLEstimator))
+def test_masked_tokens_give_neither_kl_nor_gradient(estimator: KLEstimator) -> None:
+    logprobs = tensor([[-1.0, -INF, NAN]], requires_grad=True)
+    kl = kl_per_token(logprobs, tensor([[-2.0, -1.0, -1.0]]), tensor([[True, False, False]]), estimator)
+    kl.sum().backward()
+    assert kl[0, 1:].tolist() == [0, 0]
+    assert logprobs.grad is not None and logprobs.grad.isfinite().all()
+    assert logprobs.grad[0, 1:].tolist() == [0, 0]
+
+
+def test_approx_kl_on_old_samples_is_the_exact_kl_from_old_to_new() -> None:
+    # Ten samples in exactly the old policy's proportions, so that their mean is its expectation.
+    old, new = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
+    ids = tensor([0] * 5 + [1] * 3 + [2] * 2)
+    computed = approx_kl(tensor(new).log()[ids][None], tensor(old).log()[ids][None], torch.ones(1, 10).bool())
+    torch.testing.assert_close(computed, tensor(categorical_kl(old, new)), rtol=1e-5, atol=0)
+
+
+def test_approx_kl_is_zero_before_the_first_step_and_ignores_padding() -> None:
+    logprobs = tensor([[-1.0, -2.0, -3.0]])
+    mask = tensor([[True, True, False]])
+    assert approx_kl(logprobs, logprobs, mask) == 0
+    # Ratios 2 and 1/2: (2 - 1 - log 2 + 1/2 - 1 + log 2) / 2 = 1/4.
+    new = logprobs + tensor([[2.0, 0.5, 7.0]]).log()
+    torch.testing.assert_close(approx_kl(new, logprobs, mask), tensor(0.25))
+
+
+def test_sequence_kl_sums_each_completion() -> None:
+    kl = tensor([[0.1, 0.2, 0.3], [0.4, NAN, NAN]])
+    mask = tensor([[True, True, True], [True, False, False]])
+    torch.testing.assert_close(sequence_kl(kl, mask), tensor([0.6, 0.4]))
+
+
+def test_following_the_kl_penalty_alone_lowers_the_exact_kl(ids: Tensor) -> None:
+    # One-token completions with score 0, so that -kl_coef * k1 is all there is to gain; the signs of the
+    # estimate, the reward and the loss have to agree for the policy to move towards the reference.
+    logits = tensor(POLICY, requires_grad=True)
+    logprobs = logprobs_of(POLICY, ids).T
+    mask = torch.ones_like(logprobs, dtype=torch.bool)
+    kl = kl_per_token(logprobs, logprobs_of(REFERENCE, ids).T, mask, KLEstimator.K1)
+    rewards = token_rewards(torch.zeros(NUM_SAMPLES), kl, mask, kl_coef=0.1)
+    loss, _ = ppo_policy_loss(
+        logprobs_of(logits, ids).T, logprobs, masked_whiten(rewards, mask), mask, 0.2, NUM_SAMPLES
+    )
+    loss.backward()
+    assert logits.grad is not None
+    moved = (logits - 0.1 * logits.grad).tolist()
+    reference = categorical(REFERENCE)
+    assert categorical_kl(categorical(moved), reference) < categorical_kl(categorical(POLICY), reference)
