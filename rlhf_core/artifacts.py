@@ -1,9 +1,9 @@
 """The store: artifacts named by their content, and the recipes that made them.
 
-    objects/<digest>/     files only; digest = sha256 over kind, schema and the files' hashes
+    objects/<digest>/     files and a manifest: kind, schema, files' hashes; digest = its sha256
     recipes/<key>.json    what was asked for (stage, version, settings, inputs, seed) and what came out
 
-Writing is a temporary folder, hashes, fsync and a rename, so there are no half artifacts. Both are created once.
+Writing is a temporary folder, hashes, fsync and a rename: there are no half artifacts. Both are created once.
 """
 
 import contextlib
@@ -48,13 +48,14 @@ class Recipe(Settings):
     seed: int
     inputs: dict[str, ArtifactRef]
     outputs: dict[str, ArtifactRef]
-    told: dict[str, Json] = {}
+    told: dict[str, Json] = Field(default_factory=dict)
     """What is recorded and decides nothing: code fingerprint, execution, times, host, versions."""
 
 
 def canonical(value: object) -> bytes:
     """The one JSON spelling of a value: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
 
 
 def sha256(data: bytes) -> str:
@@ -101,26 +102,25 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, folder: Path, kind: str, key: str) -> ArtifactRef:
-        """Make the files in `folder` an artifact; whoever comes second with equal content adopts the first."""
-        files = {
-            str(path.relative_to(folder)): {"sha256": hash_file(path), "bytes": path.stat().st_size}
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-        if not files:
-            raise ArtifactError(f"an artifact of kind {kind!r} without files: the stage wrote nothing to commit")
-        digest = _digest(kind, SCHEMA, files)
-        (folder / MANIFEST).write_bytes(canonical({"kind": kind, "schema": SCHEMA, "files": files}))
+        """Make the files in `folder` an artifact; who comes second with equal content adopts the first."""
+        files = _hash_files(folder)
+        if not files or MANIFEST in files:
+            raise ArtifactError(f"{kind} to commit: it needs files, none of them called {MANIFEST}")
+        manifest = canonical({"kind": kind, "schema": SCHEMA, "files": files})
+        (folder / MANIFEST).write_bytes(manifest)
         _sync_tree(folder)
-        target = self._object(digest)
+        ref = ArtifactRef(kind=kind, digest=sha256(manifest), key=key)
+        target = self._object(ref.digest)
         try:
             folder.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
-        _sync(target.parent)
-        self._stamp(digest)
-        return ArtifactRef(kind=kind, digest=digest, key=key)
+            self.open(ref)  # never vouch for a first one that was changed since
+        else:
+            _sync(target.parent)
+            self._stamp(ref.digest)
+        return ref
 
     def open(self, ref: ArtifactRef) -> Path:
         """The folder of an artifact, verified: fully once per machine, then by size, time and inode."""
@@ -138,18 +138,11 @@ class Store:
 
     def verify(self, ref: ArtifactRef) -> None:
         """Hash every file of an artifact; raises `ArtifactError` that names what differs."""
-        folder = self._object(ref.digest)
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        on_disk = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {MANIFEST}
-        wrong = sorted(on_disk ^ set(manifest["files"]))
-        wrong += [
-            name for name, entry in manifest["files"].items()
-            if name in on_disk and hash_file(folder / name) != entry["sha256"]
-        ]  # fmt: skip
-        if wrong or manifest["kind"] != ref.kind or _digest(**manifest) != ref.digest:
+        damage = _damage(self._object(ref.digest), ref)
+        if damage:
             raise ArtifactError(
-                f"{ref.kind} {ref.digest[:12]} does not hold what its name promises "
-                f"({', '.join(wrong) or 'its manifest'}): it was changed after it was written. Restore it from a copy."
+                f"{ref.kind} {ref.digest[:12]} does not hold what its name promises ({', '.join(damage)}): "
+                "it was changed after it was written. Restore it from a copy."
             )
 
     def recipe(self, key: str) -> Recipe | None:
@@ -164,14 +157,13 @@ class Store:
     def record(self, recipe: Recipe) -> Recipe:
         """Record a finished piece of work; whoever comes second gets the first one's record."""
         path = self.root / "recipes" / f"{recipe.key}.json"
-        if not create_once(path, recipe.model_dump_json(indent=1).encode()):
-            first = Recipe.model_validate_json(path.read_bytes())
-            if {r: a.digest for r, a in first.outputs.items()} != {r: a.digest for r, a in recipe.outputs.items()}:
-                if self.recipe(recipe.key) is None:  # the first one's files are gone: this one stands in
-                    replace(path, recipe.model_dump_json(indent=1).encode())
-                    return recipe
-            return first
-        return recipe
+        data = recipe.model_dump_json(indent=1).encode()
+        if create_once(path, data):
+            return recipe
+        first = self.recipe(recipe.key)
+        if first is None:  # its files are gone: this one stands in
+            replace(path, data)
+        return first or recipe
 
     def _object(self, digest: str) -> Path:
         return self.root / "objects" / digest
@@ -209,9 +201,24 @@ def _written(path: Path, data: bytes) -> Path:
     return Path(name)
 
 
-def _digest(kind: str, schema: int, files: Mapping[str, Mapping[str, Json]]) -> str:
-    hashes = {name: entry["sha256"] for name, entry in files.items()}
-    return sha256(canonical({"kind": kind, "schema": schema, "files": hashes}))
+def _hash_files(folder: Path) -> dict[str, str]:
+    """The digest of every file in a folder."""
+    paths = sorted(folder.rglob("*"))
+    links = [str(path.relative_to(folder)) for path in paths if path.is_symlink()]
+    if links:
+        raise ArtifactError(f"{', '.join(links)}: what a link points to can change or go; store a copy of it")
+    return {path.relative_to(folder).as_posix(): hash_file(path) for path in paths if path.is_file()}
+
+
+def _damage(folder: Path, ref: ArtifactRef) -> list[str]:
+    """The files of an artifact that are not what its name, the digest of its manifest, promises."""
+    found = _hash_files(folder)
+    if found.pop(MANIFEST, None) != ref.digest:
+        return [MANIFEST]
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    promised = manifest["files"]
+    wrong = [name for name in sorted(found | promised) if found.get(name) != promised.get(name)]
+    return wrong if manifest["kind"] == ref.kind else [MANIFEST, *wrong]
 
 
 def _identity(folder: Path) -> dict[str, list[int]]:

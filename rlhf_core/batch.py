@@ -84,6 +84,17 @@ class TextBatch:
                 yield torch.tensor(rows[start : start + size], device=self.query_ids.device), width
 
 
+    @property
+    def weight(self) -> int:
+        """Response tokens: what a loss over the batch is divided by."""
+        return int(self.response_mask.sum())
+
+    def parts(self, bucket: int, tokens: int) -> Iterator[Self]:
+        """The batch in pieces that fit a forward pass."""
+        for rows, _ in self.micro_batches(bucket, tokens):
+            yield self.select(rows)
+
+
 @dataclass
 class RolloutBatch(TextBatch):
     """What PPO learns from; filled in the order of the method. Whatever is masked out is zero."""
@@ -110,16 +121,54 @@ class RolloutBatch(TextBatch):
 
 @dataclass
 class PreferenceBatch:
-    """Pairs of completions, each completion encoded once however many pairs it is in."""
+    """Pairs of completions by groups of one prompt, each completion encoded once however many pairs it is in."""
 
     completions: TextBatch
+    """[C] every completion of every group."""
+    group_ids: Tensor
+    """[C] the group of each completion, counted from 0 without gaps."""
     chosen: Tensor
     """[P] row of the better completion."""
     rejected: Tensor
-    """[P] row of the worse one."""
+    """[P] row of the worse one, in the same group."""
+
+    def __post_init__(self) -> None:
+        if (self.group_ids[self.chosen] != self.group_ids[self.rejected]).any():
+            raise ValueError("a pair has completions of two prompts: their scores cannot be compared.")
 
     def __len__(self) -> int:
+        return int(self.group_ids.max()) + 1
+
+    @property
+    def weight(self) -> int:
+        """Pairs: what a loss over the batch is divided by."""
         return len(self.chosen)
+
+    def select(self, groups: Tensor) -> "PreferenceBatch":
+        """The groups named, with all their completions and pairs."""
+        new_group = torch.full((len(self),), -1)
+        new_group[groups] = torch.arange(len(groups))
+        kept = new_group[self.group_ids] >= 0
+        new_row = kept.cumsum(0) - 1
+        pairs = kept[self.chosen]
+        return PreferenceBatch(
+            completions=self.completions.select(kept.nonzero().flatten()),
+            group_ids=new_group[self.group_ids][kept],
+            chosen=new_row[self.chosen[pairs]],
+            rejected=new_row[self.rejected[pairs]],
+        )
+
+    def parts(self, bucket: int, tokens: int) -> Iterator["PreferenceBatch"]:
+        """Whole groups that together fit the token budget, one group at least."""
+        widths = torch.tensor(self.completions.widths(bucket))
+        cost = torch.zeros(len(self), dtype=torch.long).index_add(0, self.group_ids.cpu(), widths).tolist()
+        part: list[int] = []
+        for group in range(len(self)):
+            if part and sum(cost[g] for g in part) + cost[group] > tokens:
+                yield self.select(torch.tensor(part))
+                part = []
+            part.append(group)
+        yield self.select(torch.tensor(part))
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:

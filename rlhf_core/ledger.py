@@ -4,6 +4,8 @@
     ledger/0007/opened.json         the round's resolved settings, its champion, its seed
     ledger/0007/<stage>.json        what the stage gave: never computed again in this round
     ledger/0007/decision.json       how the round ended; from here on it is history
+
+A record is there whole or not at all, and never changes.
 """
 
 import json
@@ -17,7 +19,7 @@ from pydantic import Field
 from rlhf_core.artifacts import ArtifactRef, create_once
 from rlhf_core.settings import Json, Settings
 
-PROJECT_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,62}$")
+PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 class ProjectRecord(Settings):
@@ -57,9 +59,9 @@ class StageRecord(Settings):
     seconds: float
     mlflow_run_id: str
     """The run that holds its metrics: of this round, or of the round that computed it."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
     """Its closing numbers."""
-    alarms: list[str] = []
+    alarms: list[str] = Field(default_factory=list)
 
 
 class GateResult(Settings):
@@ -99,10 +101,10 @@ class Ledger:
     """The records of one project."""
 
     def __init__(self, projects: Path, name: str) -> None:
-        if not PROJECT_NAME.match(name):
+        if not PROJECT_NAME.fullmatch(name):
             raise ValueError(
-                f"project name {name!r}: it names folders and registered models, so it takes 1 to 63 of a-z, 0-9, "
-                "'-' and '_', the first a letter or digit."
+                f"project name {name!r}: it names folders and registered models, so it takes 1 to 63 of "
+                "a-z, 0-9, '-' and '_', the first a letter or digit."
             )
         self.name = name
         self.root = projects / name / "ledger"
@@ -140,8 +142,8 @@ class Ledger:
         first = self._create(f"{number:04d}/{record.stage}", record)
         if _digests(first) != _digests(record):
             raise LedgerConflict(
-                f"round {number} already has another {record.stage}: {_digests(first)}, now {_digests(record)}. "
-                "Two runs of one round disagree; what is recorded stands."
+                f"round {number} already has another {record.stage}: {_digests(first)}, "
+                f"now {_digests(record)}. Two runs of one round disagree; what is recorded stands."
             )
         return first
 
@@ -151,9 +153,12 @@ class Ledger:
 
     def stages(self, number: int) -> list[StageRecord]:
         """All finished stages of a round, in the order they finished."""
-        paths = [p for p in (self.root / f"{number:04d}").glob("*.json") if p.stem not in ("opened", "decision")]
-        paths.sort(key=lambda path: path.stat().st_mtime_ns)
-        return [StageRecord.model_validate_json(path.read_bytes()) for path in paths]
+        paths = sorted((self.root / f"{number:04d}").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return [
+            StageRecord.model_validate_json(path.read_bytes())
+            for path in paths
+            if path.stem not in ("opened", "decision")
+        ]
 
     def decide(self, record: DecisionRecord) -> DecisionRecord:
         """End a round."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,23 +22,31 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: float, total: float) -> Interval:
-    """A share with Wilson's 95 % score interval (Wilson, 1927); `successes` may be a sum of halves for ties."""
+    """A share with Wilson's 95 % score interval (Wilson, 1927); `successes` may sum halves for ties."""
     if total <= 0:
         raise ValueError("a share of nothing has no interval: no pair was measured")
+    if not 0 <= successes <= total:
+        raise ValueError(f"{successes} of {total} is no share: it has no interval")
     p, z2 = successes / total, Z95**2
     centre = (p + z2 / (2 * total)) / (1 + z2 / total)
     half = Z95 / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def clustered_mean(values: Sequence[float], clusters: Sequence[str], *, seed: int, draws: int = 2000) -> Interval:
-    """The mean with its percentile-bootstrap 95 % interval, whole clusters drawn (Efron and Tibshirani, 1993).
+def clustered_mean(
+    values: Sequence[float], clusters: Sequence[str], *, seed: int, draws: int = 2000
+) -> Interval:
+    """The mean with its percentile-bootstrap 95 % interval, whole clusters drawn (Efron, Tibshirani, 1993).
 
-    Items of one cluster (completions of one prompt, pairs of one prompt) are not independent: to draw them one by
-    one would make the interval too narrow. With one item a cluster it is the plain bootstrap.
+    Items of one cluster (completions of one prompt, pairs of one prompt) are not independent: to draw them
+    one by one would make the interval too narrow. With one item a cluster it is the plain bootstrap.
     """
     if not values:
         raise ValueError("a mean of nothing has no interval: no item was measured")
+    if not all(map(math.isfinite, values)):
+        raise ValueError(
+            "a mean over values that are not finite has no interval: find out which item gave them"
+        )
     sums: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         entry = sums.setdefault(cluster, [0.0, 0.0])
@@ -46,8 +55,8 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str], *, seed: in
     cells = [sums[name] for name in sorted(sums)]
     generator = random.Random(seed)
     means = sorted(_mean_of(generator.choices(cells, k=len(cells))) for _ in range(draws))
-    low, high = means[int(0.025 * draws)], means[math.ceil(0.975 * draws) - 1]
-    return Interval(sum(values) / len(values), low, high)
+    outside = int(0.025 * draws)
+    return Interval(sum(values) / len(values), means[outside], means[-1 - outside])
 
 
 def _mean_of(cells: Sequence[Sequence[float]]) -> float:
@@ -61,14 +70,16 @@ class WeightedMeans:
         self._sums: dict[str, tuple[float, float]] = {}
 
     def add(self, values: Mapping[str, float], weight: float = 1.0) -> None:
-        """Take values in, each with `weight`."""
+        """Take values in, each with `weight`; a mean over nothing (weight 0, value NaN) changes no other."""
+        if not weight:
+            return
         for name, value in values.items():
             total, weights = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = (total + value * weight, weights + weight)
 
     def means(self) -> dict[str, float]:
         """The weighted mean of every name with any weight."""
-        return {name: total / weight for name, (total, weight) in self._sums.items() if weight}
+        return {name: total / weight for name, (total, weight) in self._sums.items()}
 
 
 class MetricSink(Protocol):
@@ -88,6 +99,7 @@ class Spool:
     """A sink that appends to `metrics.jsonl` and `progress.jsonl` of a work folder, a line at a time.
 
     A line keeps its own timestamp, so that what reads the file can be replayed and gives every point once.
+    What a killed writer left of a last line is cut off, so that the next line starts on its own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,6 +107,9 @@ class Spool:
         self.metrics_path = folder / "metrics.jsonl"
         self.progress_path = folder / "progress.jsonl"
         self.alarms: list[str] = []
+        for path in (self.metrics_path, self.progress_path):
+            if path.exists():
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step."""
@@ -103,7 +118,9 @@ class Spool:
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Append how far the stage is."""
-        _append(self.progress_path, {"t": time.time_ns() // 1_000_000, "done": done, "total": total, "text": text})
+        _append(
+            self.progress_path, {"t": time.time_ns() // 1_000_000, "done": done, "total": total, "text": text}
+        )
 
     def alarm(self, sentence: str) -> None:
         """Append an alarm and keep it."""

@@ -128,8 +128,8 @@ def freeze_date(tokenizer: PreTrainedTokenizerBase) -> None:
     )
     if "strftime_now(" in template:
         raise ValueError(
-            "the chat template asks for today's date in a way that cannot be fixed, so that equal prompts would get "
-            "other ids tomorrow: write a date, or `strftime_now('%d %b %Y')` with its format spelled out."
+            "the chat template asks for today's date in a way that cannot be fixed: equal prompts would get "
+            "other ids tomorrow. Write a date, or `strftime_now('%d %b %Y')` with its format spelled out."
         )
     tokenizer.chat_template = template
 

@@ -1,6 +1,5 @@
 """The rows that a round reads and writes: prompts, completions, comparisons, preferences, measurements."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 
 from pydantic import Field, model_validator
@@ -57,8 +56,11 @@ class Prompt(Settings):
     def _one_form(self) -> "Prompt":
         if (self.text is None) == (self.messages is None):
             raise ValueError(f"prompt {self.id!r} needs `text` or `messages`, and not both")
-        if not (self.text if self.text is not None else self.messages):
+        last = self.messages[-1] if self.messages else Message(role="user", content=self.text or "")
+        if not last.content.strip():
             raise ValueError(f"prompt {self.id!r} is empty: there is nothing to continue or to answer")
+        if last.role == "assistant":
+            raise ValueError(f"prompt {self.id!r} ends with the assistant's turn: there is nothing to answer")
         return self
 
     @property
@@ -167,15 +169,3 @@ class Measurement(Settings):
     """The prompt of the item: items of one prompt are one cluster of an interval."""
     value: float
     """The number."""
-
-
-def unique_ids(rows: Sequence[Prompt]) -> None:
-    """Raise if two prompts share an id."""
-    seen: set[str] = set()
-    for row in rows:
-        if row.id in seen:
-            raise ValueError(
-                f"prompt id {row.id!r} occurs twice: ids decide which pool a prompt belongs to and join its labels. "
-                "Give every prompt its own id, or none: then its content gives one."
-            )
-        seen.add(row.id)

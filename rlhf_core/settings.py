@@ -1,10 +1,9 @@
 """Settings are data: frozen, typed, unknown keys refused, the sentence under a field is its description."""
 
 import difflib
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -41,7 +40,7 @@ class Execution(Settings):
 
 def exact_div(total: int, parts: int, what: str) -> int:
     """`total / parts`, which must have no remainder."""
-    quotient, remainder = divmod(total, parts)
+    quotient, remainder = divmod(total, parts) if parts > 0 else (0, total)
     if remainder or quotient == 0:
         raise ValueError(
             f"{what}: {total} does not split into {parts} equal parts "
@@ -56,11 +55,9 @@ def merge(base: Mapping[str, Json], override: Mapping[str, Json]) -> dict[str, J
     merged = dict(base)
     for key, value in override.items():
         old = merged.get(key)
-        other_member = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("type", old.get("type")) != old.get("type")
-        )
-        if isinstance(old, dict) and isinstance(value, dict) and not other_member:
-            merged[key] = merge(old, value)
+        if isinstance(old, dict) and isinstance(value, dict):
+            same_member = value.get("type", old.get("type")) == old.get("type")
+            merged[key] = merge(old, value) if same_member else value
         else:
             merged[key] = value
     return merged
@@ -70,11 +67,11 @@ def readable_errors(model: type[BaseModel], error: ValidationError) -> str:
     """One line per mistake: where, what was given, what would be right, and the closest known key."""
     lines = []
     for item in error.errors(include_url=False):
-        location = tuple(part for part in item["loc"] if not _is_union_tag(model, part))
-        where = ".".join(str(part) for part in location) or "settings"
+        path, inside = _walk(model, item["loc"])
+        where = ".".join(path) or "settings"
         if item["type"] == "extra_forbidden":
-            known = sorted(_known_keys(model, item["loc"][:-1]))
-            near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.5)
+            known = sorted({name for member in inside for name in member.model_fields})
+            near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
             hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known) or 'none'}"
             lines.append(f"{where}: unknown key; {hint}")
         else:
@@ -85,45 +82,38 @@ def readable_errors(model: type[BaseModel], error: ValidationError) -> str:
     return "\n".join(lines)
 
 
+def _walk(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The keys of a location as a user wrote them, and the settings classes that could hold the last one.
+
+    Pydantic puts the `type` of a union's member between the field and the member's own keys; a user does not.
+    """
+    path: list[str] = []
+    here, tag_is_next = [model], False
+    for part in location:
+        tagged = [member for member in here if tag_is_next and part in _tags(member)]
+        fields = [member.model_fields[str(part)] for member in here if part in member.model_fields]
+        if tagged:
+            here, tag_is_next = tagged, False
+            continue
+        path.append(str(part))
+        if fields:
+            here = [member for field in fields for member in _members(field.annotation)]
+            tag_is_next = len(here) > 1
+    return path, here
+
+
+def _tags(member: type[BaseModel]) -> tuple[str, ...]:
+    """The `type` that tells a member of a union from the others."""
+    tag = member.model_fields.get("type")
+    return typing.get_args(tag.annotation) if tag else ()
+
+
 def _members(annotation: object) -> Iterator[type[BaseModel]]:
     """All settings classes that an annotation can hold."""
-    origin = typing.get_origin(annotation)
-    if origin is Annotated:
-        yield from _members(typing.get_args(annotation)[0])
-    elif origin in (typing.Union, types.UnionType, tuple, list):
-        for member in typing.get_args(annotation):
-            yield from _members(member)
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-
-
-def _is_union_tag(model: type[BaseModel], part: object) -> bool:
-    return isinstance(part, str) and part in _all_tags(model)
-
-
-def _all_tags(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> set[str]:
-    """The `type` names of every union member below `model`; pydantic puts them into error locations."""
-    tags: set[str] = set()
-    for field in model.model_fields.values():
-        for member in _members(field.annotation):
-            if member not in seen:
-                tag = member.model_fields.get("type")
-                tags |= {str(tag.default)} if tag else set()
-                tags |= _all_tags(member, seen | {model})
-    return tags
-
-
-def _known_keys(model: type[BaseModel], location: Sequence[int | str]) -> set[str]:
-    """The keys that are allowed at `location`; a union's tag in the location picks its member."""
-    here: list[type[BaseModel]] = [model]
-    for part in location:
-        fields = [m.model_fields[part].annotation for m in here if isinstance(part, str) and part in m.model_fields]
-        if fields:
-            here = [member for annotation in fields for member in _members(annotation)]
-        else:
-            tagged = [m for m in here if "type" in m.model_fields and m.model_fields["type"].default == part]
-            here = tagged or here
-    return {name for m in here for name in m.model_fields}
+    for part in typing.get_args(annotation):
+        yield from _members(part)
 
 
 SettingsType = TypeVar("SettingsType", bound=Settings)

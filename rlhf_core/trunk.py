@@ -8,6 +8,7 @@ mask and nothing else: so a row's numbers do not depend on its neighbours, to th
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from peft.tuners.lora import LoraLayer
 from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from rlhf_core.artifacts import canonical
 from rlhf_core.batch import TextBatch
@@ -79,6 +81,11 @@ class Trunk:
         self.bucket = bucket
         self.micro_batch_tokens = micro_batch_tokens
         self.heads: dict[str, ScalarHead] = {}
+        output = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self._linears = [
+            name for name, module in self.model.named_modules()
+            if isinstance(module, nn.Linear | Conv1D) and module is not output
+        ]  # fmt: skip
         self._lora: dict[str, Lora] = {}
         self._active: str | None = None
 
@@ -96,14 +103,13 @@ class Trunk:
         num_layers = self.model.config.num_hidden_layers
         if lora.last_layers > num_layers:
             raise ValueError(f"last_layers is {lora.last_layers}, and the trunk has {num_layers} layers")
-        layers = list(range(num_layers - lora.last_layers, num_layers)) if lora.last_layers else None
-        config = LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules="all-linear",
-            layers_to_transform=layers, task_type="CAUSAL_LM",
-        )  # fmt: skip
+        first = num_layers - lora.last_layers if lora.last_layers else 0
+        targets = [name for name in self._linears if _layer_number(name) >= first]
+        config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self.model, adapter_name=role)
+        del self.model.peft_config  # peft's own book-keeping; it would warn of every further role
         self._lora[role] = lora
         for parameter in self._adapter(role).values():
             parameter.data = parameter.data.to(self.device, self.model.dtype)
@@ -314,6 +320,12 @@ class Trunk:
                 parameter.requires_grad_(role is not None and f".{role}." in name)
         for name, head in self.heads.items():
             head.requires_grad_(name == role)
+
+
+def _layer_number(name: str) -> int:
+    """The number in a module's name, -1 where it is in no layer."""
+    found = re.search(r"\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def _scatter(found: Tensor, mask: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The MLflow database of a home: made whole, opened by many, and honest about who still writes to it.
 
-mlflow is imported on first use, which costs two seconds, and only here, in `tracking.py` and in `registry.py`.
+mlflow is imported on first use, which costs two seconds: here, in `tracking.py` and in `registry.py` only.
 """
 
 import fcntl
@@ -55,8 +55,8 @@ def reaching_mlflow(purpose: str) -> Iterator[None]:
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise TrackingUnavailable(
-            f"MLflow failed at {purpose}: {reason}. What was computed is safe, and metrics stay in their spool. "
-            "Free the database or the disk and run the same command again."
+            f"MLflow failed at {purpose}: {reason}. What was computed is safe and metrics "
+            "stay in their spool. Free the database or the disk and run the same command again."
         ) from error
 
 

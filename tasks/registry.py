@@ -41,8 +41,8 @@ class Registry:
     ) -> int:
         """The number of the version that holds the files of `folder`, made unless there is one.
 
-        The tags `rlhf.digest` and `rlhf.round` say which version this is: a second call with the same two gives
-        the same number.
+        The tags `rlhf.digest` and `rlhf.round` say which version this is: a second call with the same two
+        gives the same number.
         """
         missing = {"rlhf.digest", "rlhf.round"} - tags.keys()
         if missing:
@@ -105,8 +105,8 @@ class Registry:
         client, name = self._tracker.client, self._name(model)
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
-        # A source of this form links the version's page to the model's, but MLflow looks it up in the process's
-        # default database, whichever client is asked.
+        # A source of this form links the version's page to the model's, but MLflow looks it up in the
+        # process's default database, whichever client is asked.
         mlflow.set_tracking_uri(self._tracker.store.uri)
         return client.create_model_version(
             name, SOURCE + model_id, run_id, tags=dict(tags), description=description, model_id=model_id
@@ -136,7 +136,9 @@ class Registry:
                 experiment_id, model, source_run_id=run_id, tags=dict(tags), model_type="adapter"
             )
         )
-        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, int(tags["rlhf.round"]))])
+        outputs = client.get_run(run_id).outputs
+        if not outputs or logged.model_id not in [output.model_id for output in outputs.model_outputs]:
+            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, int(tags["rlhf.round"]))])
         client.log_model_artifacts(logged.model_id, str(folder))
         wanted = {
             str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
@@ -144,8 +146,8 @@ class Registry:
         stored = self._stored_files(logged.model_id)
         if not wanted or any(stored.get(name) != size for name, size in wanted.items()):
             raise TrackingUnavailable(
-                f"MLflow holds {stored} of a {model} whose files are {wanted}: a version without its files would look "
-                "ready. Look at the disk and run the same command again."
+                f"MLflow holds {stored} of a {model} whose files are {wanted}: a version without its "
+                "files would look ready. Look at the disk and run the same command again."
             )
         if logged.status != "READY":
             client.finalize_logged_model(logged.model_id, "READY")
@@ -155,6 +157,8 @@ class Registry:
         files: dict[str, int] = {}
         for entry in self._tracker.client.list_logged_model_artifacts(model_id, folder):
             files |= (
-                self._stored_files(model_id, entry.path) if entry.is_dir else {entry.path: entry.file_size}
+                self._stored_files(model_id, entry.path)
+                if entry.is_dir
+                else {entry.path: entry.file_size or 0}
             )
         return files

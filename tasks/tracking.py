@@ -1,7 +1,7 @@
 """The runs of a project in MLflow: a parent per round, a child per executed stage, by explicit run id.
 
-Knows no stage and no flow. The fluent interface with its thread-local active run is left out: a round outlives
-its process.
+Knows no stage and no flow. The fluent interface with its thread-local active run is left out: a round
+outlives its process.
 """
 
 import functools
@@ -31,8 +31,8 @@ class Tracker:
     def __init__(self, home: Path, project: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", project):
             raise ValueError(
-                f"project name {project!r} cannot name a model in MLflow: begin with a letter or a digit and go on "
-                "with letters, digits, `_`, `.` and `-`."
+                f"project name {project!r} cannot name a model in MLflow: begin with a letter or a digit and "
+                "go on with letters, digits, `_`, `.` and `-`."
             )
         self.project = project
         self.store = MlflowStore(home)
@@ -59,8 +59,9 @@ class Tracker:
                 client.restore_experiment(experiment.experiment_id)
         if experiment.artifact_location != artifacts:
             raise ValueError(
-                f"the home was moved: MLflow keeps the files of {self.project!r} at {experiment.artifact_location}, "
-                f"which is not {artifacts}. New files would be written to the old place. Move the home back."
+                f"the home was moved: MLflow keeps the files of {self.project!r} at "
+                f"{experiment.artifact_location}, not at {artifacts}, and would write new ones to the old "
+                "place. Move the home back."
             )
         return str(experiment.experiment_id)
 
@@ -142,7 +143,7 @@ class Tracker:
             self.client.log_text(run_id, text, name)
 
     def dataset(self, run_id: str, *, name: str, digest64: str, role: str, source: str, rows: int) -> None:
-        """Names a row set as an input of a run; MLflow has room for half its sha256, a tag holds the whole."""
+        """Names a row set as an input of a run; MLflow has room for half the sha256, a tag for all."""
         with reaching_mlflow(f"naming input {name}"):
             from mlflow.entities import Dataset, DatasetInput, InputTag
 

@@ -1,0 +1,84 @@
+"""Invariants that hold in every healthy run, checked while it runs: a broken one stops it with its reason."""
+
+from typing import Protocol
+
+import torch
+
+from rlhf_core.algorithms.experience import Experience
+from rlhf_core.metrics import MetricSink
+from rlhf_core.tensors import last_true
+
+FIRST_RATIO_TOLERANCE = {"cpu": 0.0}
+"""Largest |log ratio| of a first minibatch; exact where kernels are, and rounding elsewhere."""
+
+
+class BrokenInvariant(RuntimeError):
+    """Something that is true in every correct run is not."""
+
+
+class Start(Protocol):
+    """What the checks need to know of the data."""
+
+    @property
+    def from_initial(self) -> bool:
+        """The policy starts as the initial policy."""
+
+
+class Watch:
+    """The checks of one stage."""
+
+    def __init__(self, sink: MetricSink, device: str, kl_coef: float) -> None:
+        self.sink = sink
+        self.kl_coef = kl_coef
+        self.tolerance = FIRST_RATIO_TOLERANCE.get(device, 1e-2)
+
+    def experience(self, step: int, found: Experience, data: Start) -> None:
+        """A batch of rollouts is what the method says."""
+        batch = found.batch
+        assert batch.kl is not None and batch.rewards is not None and batch.scores is not None
+        assert batch.logprobs is not None and batch.ref_logprobs is not None
+        for i, completion in enumerate(found.completions):
+            length = int(batch.query_lengths[i])
+            if batch.query_ids[i, :length].tolist() != completion.prompt_ids:
+                raise BrokenInvariant(f"row {i} does not hold the prompt ids of {completion.id}: rows were mixed up")
+        if not torch.isfinite(batch.logprobs).all():
+            raise BrokenInvariant(f"step {step}: log-probabilities are not finite; the policy is broken")
+        if step == 0 and data.from_initial and not torch.equal(batch.logprobs, batch.ref_logprobs):
+            worst = float((batch.logprobs - batch.ref_logprobs).abs().max())
+            raise BrokenInvariant(
+                f"the policy starts as the initial policy, but its log-probabilities differ by up to {worst:.2e} from "
+                "the reference's: KL would be measured against something else. Check the reference and the adapter."
+            )
+        self._score_position(found)
+        lengths = batch.response_mask.sum(-1).float().mean()
+        mean_kl = float(batch.kl.sum(-1).mean())
+        if mean_kl < -0.05 * float(lengths):
+            self.sink.alarm(
+                f"step {step}: mean KL a completion is {mean_kl:.2f}, below zero by more than chance: samples do not "
+                "come from the policy whose log-probabilities are taken (sampler filter, padding, reference)"
+            )
+
+    def _score_position(self, found: Experience) -> None:
+        """Rewards are the KL penalty at every token, and the score at the last response token alone."""
+        batch = found.batch
+        assert batch.kl is not None and batch.rewards is not None and batch.scores is not None
+        added = batch.rewards + self.kl_coef * batch.kl
+        rows = torch.arange(len(batch), device=added.device)
+        last = last_true(batch.response_mask)
+        expected = torch.zeros_like(added)
+        expected[rows, last] = batch.scores
+        if not torch.allclose(added, expected, rtol=1e-4, atol=1e-4):
+            row, token = divmod(int((added - expected).abs().argmax()), added.shape[1])
+            raise BrokenInvariant(
+                f"row {row} has {float(added[row, token]):.4f} at token {token} beside its KL penalty; its score "
+                f"{float(batch.scores[row]):.4f} belongs on token {int(last[row])} alone"
+            )
+
+    def first_minibatch(self, step: int, found: dict[str, float]) -> None:
+        """Before the first update of a batch, the policy is the one that sampled: every ratio is 1."""
+        drift = found["policy/max_log_ratio"]
+        if drift > self.tolerance:
+            raise BrokenInvariant(
+                f"step {step}: log ratios of the first minibatch reach {drift:.2e} where they must be 0: the update "
+                "sees other log-probabilities than the rollout did (dtype, padding, dropout or adapter differ)"
+            )

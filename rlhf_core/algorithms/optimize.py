@@ -1,0 +1,177 @@
+"""The only optimiser loop: epochs, minibatches, micro-batches; per pass forward and backward inside the role.
+
+Masters are float32 whatever the adapters compute in, and each role has its own optimiser, so that one role's
+gradient norm never scales another's step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, Self, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlhf_core.artifacts import derive_seed
+from rlhf_core.settings import Settings, exact_div
+from rlhf_core.trunk import Trunk
+
+MAX_SKIPPED = 3
+
+
+class Optimizer(Settings):
+    """AdamW (Loshchilov and Hutter, 2019) on the parameters of one role."""
+
+    learning_rate: float = Field(default=1e-4, ge=0, le=1)
+    """Peak rate. LoRA wants about 1e-4 where full fine-tuning wants 1e-6: B starts at zero and is scaled."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """`linear` falls to zero over the stage."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps over which the rate rises from zero."""
+    adam_eps: float = Field(default=1e-5, gt=0)
+    """Larger than Adam's 1e-8, as PPO implementations use (Huang et al., 2024)."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay towards zero."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of the role are scaled down to this norm before every step."""
+
+
+class NonFiniteLoss(RuntimeError):
+    """Training gave numbers that are not numbers."""
+
+
+class Trainable(Protocol):
+    """A batch that can be cut by rows, and into parts that fit a forward pass."""
+
+    def __len__(self) -> int:
+        """The number of rows that minibatches are made of."""
+
+    @property
+    def weight(self) -> int:
+        """What a loss over the whole batch is divided by: tokens or pairs."""
+
+    def select(self, rows: Tensor) -> Self:
+        """The rows named."""
+
+    def parts(self, bucket: int, tokens: int) -> Iterator[Self]:
+        """Parts of at most `tokens` padded tokens."""
+
+
+BatchType = TypeVar("BatchType", bound=Trainable)
+Diagnostics = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Pass(Generic[BatchType]):
+    """What one role minimises."""
+
+    role: str
+    loss: Callable[[BatchType, int], tuple[Tensor, Diagnostics]]
+    """(part, the minibatch's weight) to (loss, sums over the part with their `count`)."""
+    coef: float = 1.0
+
+
+class RoleOptimizer:
+    """AdamW on float32 masters of one role's parameters."""
+
+    def __init__(self, trunk: Trunk, role: str, settings: Optimizer, total_steps: int) -> None:
+        self.settings = settings
+        self.total_steps = total_steps
+        self.steps = 0
+        self.skipped = 0
+        self.parameters = list(trunk.parameters(role).values())
+        self.masters = [p.detach().float().clone() for p in self.parameters]
+        self.adam = torch.optim.AdamW(
+            self.masters, lr=0.0, eps=settings.adam_eps, weight_decay=settings.weight_decay
+        )
+
+    @torch.no_grad()
+    def step(self) -> dict[str, float]:
+        """One step from the gradients that the role's parameters hold; returns the rate and the norm."""
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+            parameter.grad = None
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
+        rate = self._rate()
+        self.steps += 1
+        if not torch.isfinite(torch.tensor(norm)):
+            self._skip()
+            return {"lr": rate, "skipped": 1.0}
+        self.adam.param_groups[0]["lr"] = rate
+        self.adam.step()
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            parameter.copy_(master)
+        return {"lr": rate, "grad_norm": norm, "skipped": 0.0}
+
+    def clear(self) -> None:
+        """Forget gradients that were not stepped on."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _rate(self) -> float:
+        warm = min(1.0, (self.steps + 1) / (self.settings.warmup_steps + 1))
+        left = 1.0 - self.steps / self.total_steps if self.settings.schedule == "linear" else 1.0
+        return self.settings.learning_rate * warm * left
+
+    def _skip(self) -> None:
+        self.skipped += 1
+        if self.skipped > MAX_SKIPPED:
+            raise NonFiniteLoss(
+                f"{self.skipped} optimiser steps had gradients that are not finite: the weights are as they were, "
+                "and going on would only skip more. Lower the learning rate, or look at the scores of this stage."
+            )
+
+
+def optimize(
+    trunk: Trunk, batch: BatchType, passes: Sequence[Pass[BatchType]], optimizers: Mapping[str, RoleOptimizer],
+    *, num_epochs: int, num_minibatches: int, seed: int,
+) -> Iterator[dict[str, float]]:  # fmt: skip
+    """Walk epochs and minibatches; yields `role/name` means after each minibatch's passes, before its steps.
+
+    The caller may stop between minibatches: what was yielded has not been stepped on yet. The rate and the norm
+    of the step are added to what was yielded once it is taken.
+    """
+    size = exact_div(len(batch), num_minibatches, "rows of a batch over minibatches")
+    try:
+        yield from _walk(trunk, batch, passes, optimizers, num_epochs, size, seed)
+    finally:
+        for optimizer in optimizers.values():
+            optimizer.clear()
+
+
+def _walk(
+    trunk: Trunk, batch: BatchType, passes: Sequence[Pass[BatchType]], optimizers: Mapping[str, RoleOptimizer],
+    num_epochs: int, size: int, seed: int,
+) -> Iterator[dict[str, float]]:  # fmt: skip
+    for epoch in range(num_epochs):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
+        order = torch.randperm(len(batch), generator=generator)
+        for start in range(0, len(batch), size):
+            minibatch = batch.select(order[start : start + size])
+            found: dict[str, float] = {}
+            for one in passes:
+                means = _accumulate(trunk, minibatch, one)
+                found.update({f"{one.role}/{name}": value for name, value in means.items()})
+            yield found
+            for one in passes:
+                for name, value in optimizers[one.role].step().items():
+                    found[f"{one.role}/{name}"] = value
+
+
+def _accumulate(trunk: Trunk, minibatch: BatchType, one: Pass[BatchType]) -> dict[str, float]:
+    """Gradients of one pass over a minibatch, part by part, and the means of its diagnostics."""
+    sums: dict[str, float] = {}
+    total = 0.0
+    with trunk.role(one.role):
+        for part in minibatch.parts(trunk.bucket, trunk.micro_batch_tokens):
+            loss, diagnostics = one.loss(part, minibatch.weight)
+            (one.coef * loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+            for name, value in diagnostics.items():
+                if name.startswith("max_"):
+                    sums[name] = max(sums.get(name, value.item()), value.item())
+                else:
+                    sums[name] = sums.get(name, 0.0) + value.item()
+    count = sums.pop("count")
+    means = {name: value if name.startswith("max_") else value / count for name, value in sums.items()}
+    return {"loss": total, **means}

@@ -1,0 +1,85 @@
+"""The door to sampling: token ids in, token ids out. Knows nothing of rewards or rounds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import Field
+
+from rlhf_core.records import Completion, Prompt, StopReason
+from rlhf_core.settings import Settings
+from rlhf_core.trunk import Trunk
+
+
+class Sampling(Settings):
+    """Pure sampling from the policy: no top-k, no top-p, no penalty, nothing of the model's own defaults.
+
+    A filter would sample from another distribution than the one whose log-probabilities are trained on.
+    """
+
+    max_new_tokens: int = Field(default=32, ge=1, le=32768)
+    """A completion without an end token is cut here."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Divides the logits, here and in every log-probability of the stage."""
+    batch_size: int = Field(default=64, ge=1)
+    """Rows decoded together. It is recipe: padding to the longest prompt rounds differently in another batch."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled response."""
+
+    ids: list[int]
+    """Up to and including the end token, where there is one."""
+    stop: StopReason
+    """Why it ended."""
+
+
+Progress = Callable[[int, int], None]
+
+
+class Generator(Protocol):
+    """Samples from a role of a trunk."""
+
+    def sample(
+        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling,
+        progress: Progress = ...,
+    ) -> list[Sample]:  # fmt: skip
+        """One response for each prompt, drawn with that row's own seed."""
+
+
+def check_lengths(trunk: Trunk, prompts: Sequence[Prompt], sampling: Sampling) -> list[list[int]]:
+    """The ids of prompts that leave room for a response; raises for those that do not."""
+    encoded = [trunk.codec.encode_prompt(prompt) for prompt in prompts]
+    limit = trunk.codec.context_length - sampling.max_new_tokens
+    long = [f"{p.id} ({len(ids)} tokens)" for p, ids in zip(prompts, encoded, strict=True) if len(ids) > limit]
+    if long:
+        raise ValueError(
+            f"{len(long)} prompts leave no room for {sampling.max_new_tokens} new tokens in a context of "
+            f"{trunk.codec.context_length}: {', '.join(long[:5])}. Shorten them or lower max_new_tokens."
+        )
+    return encoded
+
+
+def complete(
+    generator: Generator, trunk: Trunk, role: str, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]],
+    sampling: Sampling, progress: Progress = lambda done, total: None,
+) -> list[Completion]:  # fmt: skip
+    """`len(seeds[i])` completions of each prompt, each drawn with its own seed, in the order of the prompts."""
+    encoded = check_lengths(trunk, prompts, sampling)
+    rows = [(i, k) for i in range(len(prompts)) for k in range(len(seeds[i]))]
+    samples = generator.sample(
+        trunk, role, [encoded[i] for i, _ in rows], [seeds[i][k] for i, k in rows], sampling, progress
+    )
+    return [
+        Completion(
+            id=f"{prompts[i].id}/{k}",
+            prompt_id=prompts[i].id,
+            prompt_text=prompts[i].shown,
+            prompt_ids=encoded[i],
+            response_ids=sample.ids,
+            text=trunk.codec.decode(sample.ids),
+            stop=sample.stop,
+        )
+        for (i, k), sample in zip(rows, samples, strict=True)
+    ]

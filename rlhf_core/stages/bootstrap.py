@@ -1,0 +1,58 @@
+"""bootstrap: the base model becomes the project's trunk, with a first policy that changes nothing yet."""
+
+import json
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf_core.models import BaseModel, PackagedGGUF
+from rlhf_core.settings import Settings
+from rlhf_core.stages.context import StageContext
+from rlhf_core.trunk import Lora
+
+NAME, VERSION = "bootstrap", 1
+
+
+class Bootstrap(Settings):
+    """The base of a project, fixed for its life."""
+
+    base: BaseModel = PackagedGGUF()
+    """Where the base model comes from; an instruct model needs no supervised fine-tuning first."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the trunk and its adapters compute in; `auto` is resolved when the project is opened."""
+    length_bucket: int = Field(default=64, ge=8, le=1024)
+    """Rows are padded to multiples of this, by their own length alone."""
+    lora: Lora = Lora()
+    """The policy's adapter."""
+
+
+class BootstrapJob(Bootstrap):
+    """With what identifies the base's content."""
+
+    fingerprint: str = ""
+    """Of the base model's files."""
+
+
+def run(context: StageContext) -> None:
+    """Write the trunk and the first policy."""
+    from rlhf_core.hardware import torch_dtype
+    from rlhf_core.models import load_base, load_trunk, save_base
+    from rlhf_core.trunk import Trunk
+
+    settings = context.settings(BootstrapJob)
+    if settings.dtype == "auto":
+        raise ValueError("dtype `auto` reached a stage: it is resolved when a project is opened, and recorded")
+    context.sink.progress(0, 2, "loading the base model")
+    base = load_base(settings.base, torch_dtype(settings.dtype))
+    with context.output("trunk", "trunk") as folder:
+        (folder / "model").mkdir()
+        save_base(base, folder / "model")
+        described = {"dtype": settings.dtype, "length_bucket": settings.length_bucket}
+        (folder / "trunk.json").write_text(json.dumps(described, sort_keys=True))
+    context.sink.progress(1, 2, "writing the first policy")
+    loaded = load_trunk(context.store.open(context.outputs["trunk"]) / "model", torch_dtype(settings.dtype))
+    trunk = Trunk(loaded, context.outputs["trunk"].digest)
+    trunk.add_role("policy", settings.lora, context.seed)
+    with context.output("policy", "policy") as folder:
+        trunk.save_role("policy", folder)
+    context.sink.progress(2, 2, "done")

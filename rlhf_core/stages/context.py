@@ -1,0 +1,105 @@
+"""What a stage is handed: its job, its inputs as folders, places to write to, and a sink for its numbers."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rlhf_core.artifacts import ArtifactRef, Store
+from rlhf_core.metrics import MetricSink
+from rlhf_core.settings import Execution, Json, Settings
+
+if TYPE_CHECKING:
+    from rlhf_core.trunk import Trunk
+
+SettingsType = TypeVar("SettingsType", bound=Settings)
+
+
+class Job(Settings):
+    """One stage to run, complete: `python -m rlhf_core.stages JOB.json` needs nothing else."""
+
+    stage: str
+    """Its name."""
+    settings: dict[str, Json]
+    """Its recipe, every default written out."""
+    inputs: dict[str, ArtifactRef]
+    """What it reads, by role."""
+    seed: int
+    """What all its randomness is derived from."""
+    execution: Execution
+    """Where and how fast; not part of the key."""
+    store: str
+    """Folder of the store."""
+    work: str
+    """Folder for what is not an artifact: metrics, progress, the result."""
+
+
+class StageContext:
+    """A job being done."""
+
+    def __init__(self, job: Job, store: Store, sink: MetricSink, key: str) -> None:
+        self.job = job
+        self.store = store
+        self.sink = sink
+        self.key = key
+        self.outputs: dict[str, ArtifactRef] = {}
+        self.metrics: dict[str, float] = {}
+        self._stack = ExitStack()
+
+    @property
+    def seed(self) -> int:
+        """What all randomness of the stage is derived from."""
+        return self.job.seed
+
+    def settings(self, model: type[SettingsType]) -> SettingsType:
+        """The stage's recipe."""
+        return model.model_validate(self.job.settings)
+
+    def input(self, role: str) -> Path:
+        """The verified folder of an input."""
+        return self.store.open(self.job.inputs[role])
+
+    def inputs(self, prefix: str) -> list[Path]:
+        """The verified folders of all inputs `<prefix>.<number>`, in order."""
+        roles = sorted(role for role in self.job.inputs if role.startswith(f"{prefix}."))
+        return [self.input(role) for role in roles]
+
+    @contextmanager
+    def output(self, role: str, kind: str) -> Iterator[Path]:
+        """An empty folder that becomes the artifact `role` when the block ends well."""
+        with self.store.writing() as folder:
+            yield folder
+            self.outputs[role] = self.store.commit(folder, kind, self.key)
+
+    def write_json(self, role: str, kind: str, value: Settings) -> None:
+        """An artifact of one JSON file, `<kind>.json`."""
+        with self.output(role, kind) as folder:
+            (folder / f"{kind}.json").write_text(value.model_dump_json(indent=1))
+
+    def summary(self, metrics: dict[str, float]) -> None:
+        """Closing numbers of the stage: logged, and kept with its result."""
+        self.metrics.update(metrics)
+        self.sink.log(0, metrics)
+
+    def trunk(self) -> "Trunk":
+        """The project's trunk on the device of this job, with no role yet."""
+        import torch
+
+        from rlhf_core.hardware import best_device, torch_dtype
+        from rlhf_core.models import load_trunk
+        from rlhf_core.trunk import Trunk
+
+        execution = self.job.execution
+        if execution.num_threads:
+            torch.set_num_threads(execution.num_threads)
+        folder = self.input("trunk")
+        described = json.loads((folder / "trunk.json").read_bytes())
+        device = best_device() if execution.device == "auto" else execution.device
+        return Trunk(
+            load_trunk(folder / "model", torch_dtype(described["dtype"])),
+            self.job.inputs["trunk"].digest,
+            device=device,
+            bucket=described["length_bucket"],
+            micro_batch_tokens=execution.tokens_per_micro_batch,
+        )
