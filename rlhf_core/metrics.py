@@ -59,6 +59,26 @@ def clustered_mean(
     return Interval(sum(values) / len(values), means[outside], means[-1 - outside])
 
 
+def clustered_wilson(successes: Sequence[float], clusters: Sequence[str]) -> Interval:
+    """Wilson's interval of a share whose items come in clusters, at the effective number of items.
+
+    n_eff = n / deff, deff = max(1, Var_clustered / Var_independent) (Kish, 1965; Korn and Graubard, 1998): six
+    pairs of the same four completions say less than six pairs of twelve.
+    """
+    total = len(successes)
+    if total == 0:
+        raise ValueError("a share of nothing has no interval: no item was measured")
+    p = sum(successes) / total
+    residuals: dict[str, float] = {}
+    for value, cluster in zip(successes, clusters, strict=True):
+        residuals[cluster] = residuals.get(cluster, 0.0) + value - p
+    independent = p * (1 - p) / total
+    groups = len(residuals)
+    clustered = sum(r * r for r in residuals.values()) / total**2 * (groups / max(1, groups - 1))
+    deff = max(1.0, clustered / independent) if independent > 0 else total / groups
+    return wilson(p * total / deff, total / deff)
+
+
 def _mean_of(cells: Sequence[Sequence[float]]) -> float:
     return sum(cell[0] for cell in cells) / sum(cell[1] for cell in cells)
 

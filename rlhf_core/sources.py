@@ -101,7 +101,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, one by one, with their numbers."""
     try:
         with path.open("rb") as file:
-            yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+            yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if line.strip())
     except OSError as error:
         raise InvalidSource(f"{path}: {error.strerror}") from error
 
@@ -137,7 +137,9 @@ def _parse(line: bytes) -> dict[str, object]:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise InvalidSource(f"not UTF-8 from byte {error.start + 1} on") from error
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
+        raise InvalidSource(f"not JSON from character {error.pos + 1} on: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number too long, lists too deep
         raise InvalidSource(f"not JSON: {error}") from error
     if not isinstance(row, dict):
         raise InvalidSource(f"not a JSON object: {reprlib.repr(row)}")

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -53,7 +53,10 @@ def reaching_mlflow(purpose: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = str(error).partition("\n")[0]
+        origin: BaseException = error
+        while origin.__cause__ is not None:
+            origin = origin.__cause__
+        reason = str(origin).partition("\n")[0]
         raise TrackingUnavailable(
             f"MLflow failed at {purpose}: {reason}. What was computed is safe and metrics "
             "stay in their spool. Free the database or the disk and run the same command again."
@@ -71,9 +74,6 @@ class MlflowStore:
             )
         self.uri = f"sqlite:///{self.folder / 'mlflow.db'}"
         """What `mlflow ui --backend-store-uri` takes."""
-        self.owner = uuid.uuid4().hex
-        """The name under which this object's process is known to be alive."""
-        self._owner_lock: IO[bytes] | None = None
 
     @functools.cached_property
     def client(self) -> "MlflowClient":
@@ -81,19 +81,20 @@ class MlflowStore:
         with reaching_mlflow("opening its database"):
             from mlflow import MlflowClient
 
-            self.folder.mkdir(parents=True, exist_ok=True)
             with self.lock():
                 _make_database(self.folder / "mlflow.db", self.folder / "artifacts")
-                owners = self.folder / "owners"
-                owners.mkdir(exist_ok=True)
-                # The system lets go of it when the process is gone, however it went.
-                self._owner_lock = (owners / self.owner).open("wb")
-                fcntl.flock(self._owner_lock, fcntl.LOCK_EX)
             return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+
+    @functools.cached_property
+    def owner(self) -> str:
+        """The name under which this process is known to be alive."""
+        with self.lock():
+            return _own_name(self.folder / "owners")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time makes a database or an experiment, or judges who is alive."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "mlflow.lock").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -115,6 +116,15 @@ class MlflowStore:
         for path in (self.folder / "owners").iterdir():
             if not self.lives(path.name):
                 path.unlink()
+
+
+@functools.cache
+def _own_name(owners: Path) -> str:
+    """A name whose lock this process holds, until the system lets go of it when the process is gone."""
+    owners.mkdir(exist_ok=True)
+    name = uuid.uuid4().hex
+    fcntl.flock(os.open(owners / name, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+    return name
 
 
 def _make_database(database: Path, artifacts: Path) -> None:

@@ -78,7 +78,10 @@ def _normal(distribution: str) -> str:
 def _requirements(*extras: str) -> dict[str, SpecifierSet]:
     """What the project asks for, alone and with `extras`: distributions and their ranges."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *(line for e in extras for line in project["optional-dependencies"][e])]
+    lines = [
+        *project["dependencies"],
+        *(line for e in extras for line in project["optional-dependencies"][e]),
+    ]
     wanted = [Requirement(line) for line in lines]
     return {_normal(r.name): r.specifier for r in wanted if r.name != project["name"]}
 
@@ -95,9 +98,9 @@ def _imported() -> set[str]:
     providers = importlib.metadata.packages_distributions()
     outside = names - set(sys.stdlib_module_names) - set(PACKAGES)
     # mlflow-skinny and mlflow both bring the package `mlflow`: one that is declared is enough.
-    return {
-        min((_normal(d) for d in providers.get(n, [n])), key=lambda d: d not in _declared()) for n in outside
-    }
+    declared = _requirements("quickstart")
+    found = [[_normal(name) for name in providers.get(package, [package])] for package in outside]
+    return {min(names, key=lambda name: name not in declared) for names in found}
 
 
 def test_there_are_run_files_to_test() -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rlhf_core.artifacts import derive_seed
-from rlhf_core.settings import Settings, exact_div
+from rlhf_core.settings import Settings
 from rlhf_core.trunk import Trunk
 
 MAX_SKIPPED = 3
@@ -124,16 +124,21 @@ class RoleOptimizer:
 
 def optimize(
     trunk: Trunk, batch: BatchType, passes: Sequence[Pass[BatchType]], optimizers: Mapping[str, RoleOptimizer],
-    *, num_epochs: int, num_minibatches: int, seed: int,
+    *, num_epochs: int, minibatch_size: int, seed: int,
 ) -> Iterator[dict[str, float]]:  # fmt: skip
     """Walk epochs and minibatches; yields `role/name` means after each minibatch's passes, before its steps.
 
     The caller may stop between minibatches: what was yielded has not been stepped on yet. The rate and the norm
-    of the step are added to what was yielded once it is taken.
+    of the step are added to what was yielded once it is taken. Rows are drawn in a new order every epoch; those
+    that do not fill a last minibatch wait for the next, since a short one would get a larger step.
     """
-    size = exact_div(len(batch), num_minibatches, "rows of a batch over minibatches")
+    if len(batch) < minibatch_size:
+        raise ValueError(
+            f"{len(batch)} rows do not fill a minibatch of {minibatch_size}: no step would be taken. "
+            "Use a smaller minibatch, or collect more."
+        )
     try:
-        yield from _walk(trunk, batch, passes, optimizers, num_epochs, size, seed)
+        yield from _walk(trunk, batch, passes, optimizers, num_epochs, minibatch_size, seed)
     finally:
         for optimizer in optimizers.values():
             optimizer.clear()
@@ -146,7 +151,7 @@ def _walk(
     for epoch in range(num_epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
         order = torch.randperm(len(batch), generator=generator)
-        for start in range(0, len(batch), size):
+        for start in range(0, len(batch) - size + 1, size):
             minibatch = batch.select(order[start : start + size])
             found: dict[str, float] = {}
             for one in passes:

@@ -88,6 +88,8 @@ class PolicyData:
     seed: int
     from_initial: bool
     """The policy starts as the initial policy: then its KL to the reference must start at exactly 0."""
+    watched: RewardSource | None = None
+    """A score that is logged as `objective/gold` and used for nothing."""
 
 
 class PPOAlgorithm:
@@ -114,6 +116,8 @@ class PPOAlgorithm:
                 updates = self.update(step, trunk, found.batch, optimizers, data.seed, watch)
             to_start = self.kl_to_start(trunk, found.batch)
             metrics = {**self.describe(found, to_start), **updates, **times}
+            if data.watched is not None:
+                metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
             sink.log(step, metrics)
             sink.progress(
                 step + 1, settings.num_steps,
@@ -161,7 +165,8 @@ class PPOAlgorithm:
         s = self.settings
         means, done, first = WeightedMeans(), 0, True
         walk = optimize(
-            trunk, batch, self.passes(trunk), optimizers, num_epochs=s.num_epochs, num_minibatches=s.num_minibatches,
+            trunk, batch, self.passes(trunk), optimizers, num_epochs=s.num_epochs,
+            minibatch_size=exact_div(s.rollouts_per_step, s.num_minibatches, "rollouts over minibatches"),
             seed=derive_seed(seed, "update", step),
         )  # fmt: skip
         taken: list[dict[str, float]] = []

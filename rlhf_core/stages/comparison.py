@@ -1,0 +1,104 @@
+"""comparison: candidate against champion and against the initial policy, paired on the same items."""
+
+import torch
+
+from rlhf_core.artifacts import derive_seed
+from rlhf_core.batch import collate_completions
+from rlhf_core.evals.held_out import paired_differences
+from rlhf_core.evals.win_rate import WinRate
+from rlhf_core.gates import Estimate
+from rlhf_core.metrics import clustered_mean
+from rlhf_core.records import Completion
+from rlhf_core.rewards.model import ModelReward
+from rlhf_core.settings import Settings
+from rlhf_core.sources import write_rows
+from rlhf_core.stages.context import StageContext
+from rlhf_core.stages.measurement import Measured
+from rlhf_core.trunk import Trunk
+
+NAME, VERSION = "comparison", 1
+
+
+class Compare(Settings):
+    """How the two are compared."""
+
+    win_rate: WinRate = WinRate()
+    """Who judges between them."""
+    temperature: float = 1.0
+    """Of the held-out samples; KL between the policies is taken at it."""
+
+
+class ComparisonReport(Settings):
+    """Everything a gate can ask of a candidate."""
+
+    metrics: dict[str, Estimate]
+
+
+def run(context: StageContext) -> None:
+    """Measure what needs both policies, and write it beside what was measured of each."""
+    settings = context.settings(Compare)
+    candidate, champion = Measured(context, "candidate"), Measured(context, "champion")
+    initial = Measured(context, "initial")
+    seed = derive_seed(context.seed, "bootstrap")
+    wins = settings.win_rate.judge(candidate.sampled, champion.sampled, context.seed)
+    metrics = {
+        "eval/win_rate": Estimate.of(clustered_mean([w.value for w in wins], [w.prompt_id for w in wins], seed=seed)),
+        **{f"eval/{name}": estimate for name, estimate in candidate.numbers.items()},
+        **_against(candidate, champion, "champion", seed),
+        **_against(candidate, initial, "initial", seed),
+        **_by_models(context, settings, candidate, champion, seed),
+    }
+    if "gold" in candidate.numbers:
+        metrics["eval/gold_after"] = candidate.numbers["gold"]
+        metrics["eval/gold_before"] = champion.numbers["gold"]
+        metrics["eval/gold_initial"] = initial.numbers["gold"]
+    with context.output("comparison", "comparison") as folder:
+        (folder / "comparison.json").write_text(ComparisonReport(metrics=metrics).model_dump_json(indent=1))
+        write_rows(wins, folder / "wins.parquet")
+    context.summary({name: estimate.value for name, estimate in metrics.items()})
+
+
+def _against(candidate: Measured, other: Measured, who: str, seed: int) -> dict[str, Estimate]:
+    """Paired differences of the means, and ratios of the numbers that are no means."""
+    differences = paired_differences(candidate.rows, other.rows, seed)
+    return {
+        **{f"eval/{name}_minus_{who}": estimate for name, estimate in differences.items()},
+        **{
+            f"eval/{name}_over_{who}": Estimate.exactly(candidate.numbers[name].value / other.numbers[name].value)
+            for name in ("perplexity", "distinct_2", "response_length")
+            if other.numbers[name].value > 0
+        },
+    }
+
+
+@torch.no_grad()
+def _by_models(
+    context: StageContext, settings: Compare, candidate: Measured, champion: Measured, seed: int
+) -> dict[str, Estimate]:
+    """The proxy's opinion of both (for looking, never for a gate), and KL from candidate to champion."""
+    trunk = context.trunk()
+    trunk.load_role("reward", context.input("reward_model"))
+    trunk.load_role("start", context.input("champion_policy"))
+    completions = candidate.sampled.completions
+    clusters = [completion.prompt_id for completion in completions]
+    after = ModelReward(trunk).score(completions).total.tolist()
+    before = ModelReward(trunk).score(champion.sampled.completions).total.tolist()
+    kl = kl_between(trunk, completions, candidate.sampled.kl_to_initial, settings.temperature)
+    return {
+        "eval/proxy_after": Estimate.of(clustered_mean(after, clusters, seed=seed)),
+        "eval/proxy_before": Estimate.of(clustered_mean(before, clusters, seed=seed)),
+        "eval/kl_to_champion": Estimate.of(clustered_mean(kl, clusters, seed=seed)),
+    }
+
+
+def kl_between(
+    trunk: Trunk, completions: list[Completion], kl_to_initial: list[float], temperature: float
+) -> list[float]:
+    """Of each completion: log candidate - log champion = (log candidate - log initial) - (log champion - log initial)."""
+    batch = collate_completions(completions, trunk.codec.pad_id, trunk.device)
+    with trunk.role("start"):
+        champion, _ = trunk.logprobs(batch, temperature)
+    with trunk.role("reference"):
+        initial, _ = trunk.logprobs(batch, temperature)
+    moved = (champion - initial).sum(-1).tolist()
+    return [own - other for own, other in zip(kl_to_initial, moved, strict=True)]

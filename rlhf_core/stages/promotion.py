@@ -1,0 +1,42 @@
+"""promotion: the gates judge the comparison."""
+
+from rlhf_core.gates import PromotionGate, judge
+from rlhf_core.ledger import GateResult
+from rlhf_core.settings import Settings
+from rlhf_core.stages.comparison import ComparisonReport
+from rlhf_core.stages.context import StageContext
+
+NAME, VERSION = "promotion", 1
+
+DEFAULT_GATES = (
+    PromotionGate(metric="eval/win_rate", direction="above", bound=0.5),
+    PromotionGate(metric="eval/kl_to_initial", direction="below", bound=40.0),
+    PromotionGate(metric="eval/response_length_over_initial", direction="above", bound=0.5),
+    PromotionGate(metric="eval/response_length_over_initial", direction="below", bound=1.5),
+    PromotionGate(metric="eval/perplexity_over_initial", direction="below", bound=1.5),
+    PromotionGate(metric="eval/distinct_2_over_initial", direction="above", bound=0.8),
+)
+
+
+class Promotion(Settings):
+    """What a candidate must show to be put in service."""
+
+    gates: tuple[PromotionGate, ...] = DEFAULT_GATES
+    """All of them must pass, each judged at the bad end of its interval."""
+
+
+class Decision(Settings):
+    """Whether the candidate is promoted, and why."""
+
+    promoted: bool
+    gates: list[GateResult]
+
+
+def run(context: StageContext) -> None:
+    """Judge and write the decision."""
+    settings = context.settings(Promotion)
+    text = (context.input("comparison") / "comparison.json").read_bytes()
+    results = judge(settings.gates, ComparisonReport.model_validate_json(text).metrics)
+    decision = Decision(promoted=all(result.passed for result in results), gates=results)
+    context.write_json("decision", "decision", decision)
+    context.summary({"gate/passed": float(sum(r.passed for r in results)), "gate/all": float(len(results))})

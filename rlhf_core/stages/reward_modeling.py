@@ -1,0 +1,106 @@
+"""reward_modeling: Bradley-Terry on every label so far, with a fresh adapter and head.
+
+Stiennon et al., 2020, section 3.4; all pairs of a prompt in one minibatch, each completion encoded once
+(Ouyang et al., 2022, section 3.5).
+"""
+
+from functools import partial
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlhf_core.algorithms.optimize import Diagnostics, Optimizer, Pass, RoleOptimizer, optimize
+from rlhf_core.artifacts import derive_seed
+from rlhf_core.batch import PreferenceBatch, collate_completions
+from rlhf_core.losses import bradley_terry_loss
+from rlhf_core.records import Completion
+from rlhf_core.settings import Settings
+from rlhf_core.sources import read_rows
+from rlhf_core.stages.context import StageContext
+from rlhf_core.stages.labels import read_groups, split_groups, to_batch
+from rlhf_core.trunk import Lora, Trunk
+
+NAME, VERSION = "reward_modeling", 1
+MIN_REFERENCE_SAMPLES = 8
+
+
+class RewardModeling(Settings):
+    """How the reward model is trained."""
+
+    lora: Lora = Lora()
+    """Its adapter; a smaller one memorises less."""
+    optimizer: Optimizer = Optimizer(learning_rate=2e-4, schedule="linear")
+    """Its optimiser."""
+    num_epochs: int = Field(default=2, ge=1, le=50)
+    """Times every pair is seen. More mostly memorises; more distinct pairs teach."""
+    prompts_per_minibatch: int = Field(default=8, ge=1)
+    """Prompts, each with all its pairs, in one step."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of labels believed to be flipped."""
+    center_coef: float = Field(default=0.001, ge=0)
+    """Keeps the scores around zero (Eisenstein et al., 2023)."""
+    held_out_share: float = Field(default=0.25, gt=0, lt=1)
+    """Share of prompts whose labels never train a reward model, in any round."""
+
+
+def run(context: StageContext) -> None:
+    """Train on the pool, fit the normaliser, write adapter and head."""
+    settings = context.settings(RewardModeling)
+    trunk = context.trunk()
+    trunk.add_role("reward", settings.lora, derive_seed(context.seed, "adapter"), head=True)
+    groups = [group for folder in context.inputs("preferences") for group in read_groups(folder)]
+    train, _ = split_groups(groups, settings.held_out_share)
+    batch = to_batch(train, trunk.codec.pad_id, trunk.device)
+    context.summary(
+        {"reward_model/train_prompts": float(len(train)), "reward_model/train_pairs": float(batch.weight)}
+    )
+    fit(trunk, batch, settings, context)
+    reference = read_rows(context.inputs("preferences")[0] / "completions.parquet", Completion)
+    normalise(trunk, reference)
+    with context.output("reward_model", "reward_model") as folder:
+        trunk.save_role("reward", folder)
+
+
+def fit(trunk: Trunk, batch: PreferenceBatch, settings: RewardModeling, context: StageContext) -> None:
+    """Minimise the Bradley-Terry loss of the role reward."""
+    steps = settings.num_epochs * (len(batch) // settings.prompts_per_minibatch)
+    optimizers = {"reward": RoleOptimizer(trunk, "reward", settings.optimizer, max(1, steps))}
+    passes = [Pass("reward", partial(_loss, trunk, settings))]
+    walk = optimize(
+        trunk, batch, passes, optimizers, num_epochs=settings.num_epochs,
+        minibatch_size=settings.prompts_per_minibatch, seed=derive_seed(context.seed, "order"),
+    )  # fmt: skip
+    for step, found in enumerate(walk):
+        metrics = {f"reward_model/train_{name.removeprefix('reward/')}": value for name, value in found.items()}
+        context.sink.log(step, metrics)
+        text = f"loss {metrics['reward_model/train_loss']:.3f}  accuracy {metrics['reward_model/train_accuracy']:.2f}"
+        context.sink.progress(step + 1, steps, text)
+
+
+def _loss(
+    trunk: Trunk, settings: RewardModeling, part: PreferenceBatch, denom: int
+) -> tuple[Tensor, Diagnostics]:
+    scores = trunk.scores(part.completions)
+    return bradley_terry_loss(
+        scores[part.chosen], scores[part.rejected], denom,
+        label_smoothing=settings.label_smoothing, center_coef=settings.center_coef,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def normalise(trunk: Trunk, reference: list[Completion]) -> None:
+    """Shift and scale the head so that samples of the reference policy score 0 on average, with deviation 1."""
+    if len(reference) < MIN_REFERENCE_SAMPLES:
+        raise ValueError(f"{len(reference)} reference samples: too few to fit a normaliser; label more completions")
+    with trunk.role("reward"):
+        scores = trunk.scores(collate_completions(reference, trunk.codec.pad_id, trunk.device))
+    deviation = scores.std()
+    if not deviation > 0:
+        raise ValueError(
+            "the reward model gives every reference sample the same score: it learned nothing, and PPO would follow "
+            "noise. Check that completions differ and that labels are not all ties."
+        )
+    head = trunk.heads["reward"]
+    head.shift.copy_(scores.mean())
+    head.scale.copy_(deviation)
