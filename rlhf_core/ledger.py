@@ -43,6 +43,8 @@ class RoundRecord(Settings):
     seed: int
     champion: ArtifactRef
     """The policy in service when the round was opened."""
+    source: ArtifactRef
+    """The prompts it draws from."""
     mlflow_run_id: str
     prefect_flow_run_id: str
 

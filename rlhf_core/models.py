@@ -209,12 +209,9 @@ def save_base(base: Base, folder: Path) -> None:
 
 def load_trunk(folder: Path, dtype: "torch.dtype") -> Base:
     """What `save_base` wrote, strictly: no weight missing, none left over, nothing fetched."""
-    import torch
-
     from rlhf_core.pretrained import freeze, read
 
-    with torch.random.fork_rng(devices=[]):
-        return freeze(read(str(folder), dtype, strict=True), dtype)
+    return freeze(read(str(folder), dtype, strict=True), dtype)
 
 
 def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:

@@ -10,11 +10,21 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-MATHS = {"tensors", "advantages", "kl", "losses"}
-PLAIN = {"rlhf_core", "settings", "records", "artifacts", "ledger", "sources", "metrics", "prompts_data"}
+WITH_TORCH = {"tensors", "advantages", "kl", "losses", "hardware"}
+WITHOUT_TORCH = {
+    "rlhf_core",
+    "settings",
+    "records",
+    "artifacts",
+    "ledger",
+    "sources",
+    "metrics",
+    "gates",
+    "prompts_data",
+}
 MODELS = {"models", "pretrained", "tiny_model"}
 FLOORS = (
-    MATHS | PLAIN,
+    WITH_TORCH | WITHOUT_TORCH,
     {"batch"},
     {"trunk", "generation"} | MODELS,
     {"algorithms", "rewards", "annotators", "evals", "desk", "report"},
@@ -26,8 +36,8 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # What a room may import on its own floor. On floor 3 only the door, the package itself, may be named.
 SIDEWAYS = (
-    {(room, other) for room in MATHS for other in MATHS | PLAIN}
-    | {(room, other) for room in PLAIN for other in PLAIN}
+    {(room, other) for room in WITH_TORCH for other in WITH_TORCH | WITHOUT_TORCH}
+    | {(room, other) for room in WITHOUT_TORCH for other in WITHOUT_TORCH}
     | {(room, other) for room in MODELS for other in MODELS}
     | {("trunk", "models"), ("generation", "models"), ("generation", "trunk")}
 )
@@ -159,7 +169,7 @@ def test_transformers_and_peft_are_known_to_trunk_models_and_generation_only() -
     assert outside == {}
 
 
-def test_mlflow_is_known_to_tracking_and_registry_only() -> None:
+def test_mlflow_is_known_to_its_three_files_only() -> None:
     outside = {m: names for m, names in _importers("mlflow").items() if m not in MLFLOW_FILES}
     assert outside == {}
 
@@ -179,8 +189,8 @@ def test_the_core_runs_where_prefect_and_mlflow_are_not_installed() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_plain_half_of_the_ground_floor_runs_without_torch() -> None:
-    modules = [module for module in MODULES if _room(module) in PLAIN]
+def test_the_half_of_the_ground_floor_without_torch_runs_where_it_is_not_installed() -> None:
+    modules = [module for module in MODULES if _room(module) in WITHOUT_TORCH]
     result = _import_without(("torch", "transformers", "peft"), modules)
     assert result.returncode == 0, result.stderr
 

@@ -52,6 +52,8 @@ def run_job(job: Job) -> Recipe:
     done = store.recipe(key)
     if done is None:
         work = Path(job.work)
+        for left_over in (work / "metrics.jsonl", work / "progress.jsonl"):
+            left_over.unlink(missing_ok=True)  # of an attempt that was killed: this one starts over
         started = time.time()
         context = StageContext(job, store, Spool(work), key)
         stage(job.stage).run(context)

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlhf_core.models import BaseModel, PackagedGGUF
-from rlhf_core.settings import Settings
+from rlhf_core.settings import Execution, Settings
 from rlhf_core.stages.context import StageContext
 from rlhf_core.trunk import Lora
 
@@ -31,6 +31,15 @@ class BootstrapJob(Bootstrap):
 
     fingerprint: str = ""
     """Of the base model's files."""
+
+
+def resolve(settings: Bootstrap, execution: Execution) -> tuple[Bootstrap, Execution]:
+    """Both with `auto` replaced by what this machine has, and computes fast in; done when a project is opened."""
+    from rlhf_core.hardware import best_device, best_dtype
+
+    device = best_device() if execution.device == "auto" else execution.device
+    dtype = best_dtype(device) if settings.dtype == "auto" else settings.dtype
+    return settings.model_copy(update={"dtype": dtype}), execution.model_copy(update={"device": device})
 
 
 def run(context: StageContext) -> None:

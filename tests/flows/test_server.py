@@ -1,18 +1,21 @@
 """The home's Prefect server, a real one, between commands that come, go, and are killed."""
 
+import http.server
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO
 
+import psutil
 import pytest
 
-from flows.server import ServerFailed, prefect_server
+from flows.server import ServerFailed, _Server, prefect_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +27,8 @@ from flows.server import prefect_server
 
 with prefect_server(Path(sys.argv[1])) as url:
     record = json.loads((Path(sys.argv[1]) / "prefect" / "server.json").read_text())
-    print(json.dumps({"url": url, "pid": record["pid"], "key": os.environ.get("PREFECT_API_KEY")}), flush=True)
+    record |= {"url": url, "key": os.environ.get("PREFECT_API_KEY")}
+    print(json.dumps(record), flush=True)
     if sys.stdin.readline() == "play\\n":
         import prefect
 
@@ -82,13 +86,8 @@ def leave(command: "subprocess.Popen[str]", how: str = "leave") -> None:
 
 def lives(pid: object) -> bool:
     assert isinstance(pid, int)
-    try:
-        # Reaps it if it was left to us; a process that was not is none of our children.
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+    # Whoever inherits the child of a killed command may be slow to bury it.
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_commands_share_one_server_and_the_last_to_leave_stops_it(home: Path) -> None:
@@ -134,4 +133,26 @@ def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Pa
     with pytest.raises(ServerFailed, match="unable to open database file"), prefect_server(tmp_path):
         pass
     record = json.loads((tmp_path / "prefect" / "server.json").read_text())
-    assert not lives(record["pid"])
+    assert not psutil.pid_exists(record["pid"])
+
+
+def test_another_homes_server_on_a_port_is_not_taken_for_ours(tmp_path: Path) -> None:
+    class Settings(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"home": str(tmp_path / "other")}).encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Settings) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            server = _Server(pid=0, port=other.server_port)
+            assert server.answers_for(tmp_path / "other")
+            assert not server.answers_for(tmp_path / "ours")
+        finally:
+            other.shutdown()
+            thread.join()
+    assert not server.answers_for(tmp_path / "other")

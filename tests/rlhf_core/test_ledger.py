@@ -31,6 +31,7 @@ def open_round(ledger: Ledger, number: int, seed: int = 1) -> RoundRecord:
             settings={},
             seed=seed,
             champion=ledger.champion(),
+            source=policy(0),
             mlflow_run_id="m",
             prefect_flow_run_id="p",
         )

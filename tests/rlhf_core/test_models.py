@@ -40,6 +40,7 @@ from rlhf_core.models import (
     load_trunk,
     save_base,
 )
+from rlhf_core.pretrained import freeze
 from rlhf_core.records import Message, Prompt
 
 STORIES = Path(__file__).parents[3] / "shared/data/stories260k/hf"
@@ -107,8 +108,8 @@ def gpt2(folder: Path) -> FolderModel:
 
 
 def qwen2(folder: Path) -> FolderModel:
-    """A chat model whose pad is one of its end ids, with a reserved token and more rows than tokens."""
-    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>")
+    """A chat model whose pad is one of its end ids, as is a reserved token; another one is free."""
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>", "<|reserved_1|>")
     torch.manual_seed(3)
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -124,7 +125,7 @@ def qwen2(folder: Path) -> FolderModel:
             eos_token_id=258,
         )
     )
-    model.generation_config.eos_token_id = [258, 256]
+    model.generation_config.eos_token_id = [258, 256, 259]
     tokenizer = byte_tokens(*special, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML)
     return written(folder, model, tokenizer)
 
@@ -223,8 +224,8 @@ def test_a_saved_base_answers_with_the_same_bits(
 def test_five_saves_are_the_same_bytes(name: str, sources: dict[str, FolderModel], tmp_path: Path) -> None:
     base = load_base(sources[name], torch.bfloat16)
     for number in range(5):
-        base.tokenizer(["a", "longer"], padding=True, truncation=True, max_length=number + 3)
         save_base(base, tmp_path / str(number))
+        base.tokenizer(["a", "longer"], padding=True, truncation=True, max_length=number + 3)
     assert all(contents(tmp_path / str(number)) == contents(tmp_path / "0") for number in range(5))
 
 
@@ -293,6 +294,13 @@ def test_a_base_is_frozen_and_has_no_dropout_even_in_training_mode(
     assert torch.equal(logits(base), evaluated)
 
 
+def test_freezing_stops_dropout_that_no_setting_names() -> None:
+    base = Base(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4)), byte_tokens())
+    assert not torch.equal(logits(base), logits(base))
+    freeze(base, torch.float32).model.train()
+    assert torch.equal(logits(base), logits(base))
+
+
 def test_rotary_frequencies_stay_float32_in_a_bfloat16_base(folders: dict[str, FolderModel]) -> None:
     for source in (folders["llama"], folders["qwen2"], TinyModel()):
         base = load_base(source, torch.bfloat16)
@@ -306,7 +314,7 @@ def test_rotary_frequencies_stay_float32_in_a_bfloat16_base(folders: dict[str, F
         ("tiny", "<|pad|>", (257, 259), 260),  # has one
         ("llama", "<|pad|>", (257, 258), 260),  # its pad was the unknown token: added, one row more
         ("gpt2", "<|pad|>", (256,), 258),  # it had none: added, one row more
-        ("qwen2", "<|reserved_0|>", (256, 258), 320),  # its pad ends a text: the reserved token is free
+        ("qwen2", "<|reserved_1|>", (256, 258, 259), 320),  # its pad ends a text: the free reserved token
     ],
 )
 def test_the_pad_is_a_token_of_its_own(
@@ -317,6 +325,9 @@ def test_the_pad_is_a_token_of_its_own(
     assert eos_ids(base.model, tokenizer) == ends
     assert tokenizer.pad_token == pad
     assert tokenizer.pad_token_id not in {*ends, tokenizer.bos_token_id, tokenizer.unk_token_id}
+    assert (
+        base.model.config.pad_token_id == base.model.generation_config.pad_token_id == tokenizer.pad_token_id
+    )
     assert base.model.config.vocab_size == rows == base.model.get_input_embeddings().weight.shape[0]
     assert logits(base).shape[-1] == rows
 
@@ -325,10 +336,11 @@ def test_a_pad_within_spare_embedding_rows_needs_no_resize(
     tmp_path: Path, folders: dict[str, FolderModel]
 ) -> None:
     shutil.copytree(folders["qwen2"].path, tmp_path, dirs_exist_ok=True)
-    tokenizer = byte_tokens("<|endoftext|>", "<|im_start|>", "<|im_end|>", eos_token="<|im_end|>")
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved_0|>")
+    tokenizer = byte_tokens(*special, eos_token="<|im_end|>")
     tokenizer.save_pretrained(tmp_path)
     base = load_base(FolderModel(path=str(tmp_path)), torch.float32)
-    assert (base.tokenizer.pad_token_id, base.model.config.vocab_size) == (259, 320)
+    assert (base.tokenizer.pad_token_id, base.model.config.vocab_size) == (260, 320)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -345,6 +357,11 @@ def test_a_new_pad_row_is_the_mean_and_changes_no_other_logit(
     ):
         torch.testing.assert_close(new.weight[rows], old.weight.mean(dim=0), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(logits(base)[..., :rows], logits(original), rtol=1e-5, atol=1e-6)
+
+
+def test_the_ends_of_model_and_tokenizer_are_joined(tiny: Base) -> None:
+    tokenizer = byte_tokens("<a>", "<b>", "<c>", eos_token="<c>")
+    assert eos_ids(tiny.model, tokenizer) == (257, 258, 259)  # 257 and 259 are the model's, 258 is <c>
 
 
 def test_a_model_without_any_end_is_refused(folders: dict[str, FolderModel]) -> None:
@@ -408,8 +425,9 @@ def test_the_fingerprint_of_a_folder_follows_its_content_not_its_place(
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "downloaded").write_text("yesterday")
     assert copy.fingerprint() == folders["llama"].fingerprint()
-    (tmp_path / "config.json").rename(tmp_path / "settings.json")
-    (tmp_path / "settings.json").rename(tmp_path / "config.json")
+    (tmp_path / "generation_config.json").rename(tmp_path / "unused.json")
+    assert copy.fingerprint() != folders["llama"].fingerprint()
+    (tmp_path / "unused.json").rename(tmp_path / "generation_config.json")
     with (tmp_path / "config.json").open("a") as config:
         config.write("\n")
     assert copy.fingerprint() != folders["llama"].fingerprint()
@@ -434,22 +452,33 @@ def test_a_hub_name_that_is_a_folder_here_is_refused(tmp_path: Path, monkeypatch
         load_base(HubModel(name="gpt2"), torch.float32)
 
 
-def test_a_hub_model_is_the_one_of_its_revision(folders: dict[str, FolderModel], tmp_path: Path) -> None:
+def test_a_hub_model_is_the_one_of_its_revision_and_never_pickled(
+    folders: dict[str, FolderModel], tmp_path: Path
+) -> None:
     # The cache as the hub's client keeps it; nothing is fetched, since everything is there.
     cached = tmp_path / "models--someone--small"
-    for branch, name, commit in (("main", "gpt2", "a" * 40), ("v2", "llama", "b" * 40)):
+    for branch, name, commit in (
+        ("main", "gpt2", "a" * 40),
+        ("v2", "llama", "b" * 40),
+        ("v3", "gpt2", "c" * 40),
+    ):
         shutil.copytree(folders[name].path, cached / "snapshots" / commit)
         (cached / "refs").mkdir(exist_ok=True)
         (cached / "refs" / branch).write_text(commit)
+    weights = load_file(cached / "snapshots" / commit / "model.safetensors")
+    torch.save(weights, cached / "snapshots" / commit / "pytorch_model.bin")
+    (cached / "snapshots" / commit / "model.safetensors").unlink()
     program = (
         "import torch; from rlhf_core.models import HubModel, load_base\n"
         "for revision in ('main', 'v2'):\n"
         "    base = load_base(HubModel(name='someone/small', revision=revision), torch.float32)\n"
-        "    print(type(base.model).__name__)"
+        "    print(type(base.model).__name__)\n"
+        "try: load_base(HubModel(name='someone/small', revision='v3'), torch.float32)\n"
+        "except OSError as error: print('refused' if 'safetensors' in str(error) else error)"
     )
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert result.stdout.split() == ["GPT2LMHeadModel", "LlamaForCausalLM"], result.stderr
+    assert result.stdout.split() == ["GPT2LMHeadModel", "LlamaForCausalLM", "refused"], result.stderr
 
 
 def test_a_package_that_is_not_installed_is_named_with_its_remedy() -> None:

@@ -1,0 +1,1 @@
+"""Decides what comes next: the round, and the commands that start it."""

@@ -1,0 +1,125 @@
+"""Plays rounds until a project has had enough of them, and says what happened."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from flows.console import ConsoleDisplay
+from flows.server import prefect_server
+from flows.settings import RunSettings
+from rlhf_core.ledger import Ledger
+from rlhf_core.records import Prompt
+from rlhf_core.settings import Execution, InvalidSettings, Json
+from rlhf_core.sources import read_prompts
+from rlhf_core.stages.bootstrap import Bootstrap, resolve
+from rlhf_core.stages.prompts import split
+from tasks.mlflow_store import quiet_environment
+
+if TYPE_CHECKING:
+    from tasks.context import Project
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was checked: nothing in it can be refused for what the user gave."""
+
+    settings: RunSettings
+    bootstrap: Bootstrap
+    """Without `auto`."""
+    execution: Execution
+    """Without `auto`."""
+    prompts: list[Prompt]
+    fingerprint: str
+    rounds: int
+    """Rounds the project shall have had."""
+
+
+def decided(ledger: Ledger) -> int:
+    """Rounds the project has had."""
+    return sum(ledger.decision(number) is not None for number in ledger.rounds())
+
+
+def check(settings: RunSettings, home: Path, rounds: int | None, more: int | None) -> Plan:
+    """Everything that can be refused is refused here, before anything is written."""
+    if rounds is not None and more is not None:
+        raise InvalidSettings("--rounds says how many rounds the project shall have had, --more adds: give one of them")
+    prompts = read_prompts(settings.prompt_source)
+    split(prompts, settings.prompts)
+    fingerprint = settings.bootstrap.base.fingerprint()
+    bootstrap, execution = resolve(settings.bootstrap, settings.execution)
+    ledger = Ledger(home / "projects", settings.project)
+    if ledger.exists:
+        record = ledger.project()
+        if record.base != fingerprint or record.settings["bootstrap"] != bootstrap.to_json():
+            raise InvalidSettings(
+                f"project {settings.project!r} was opened on another base model or adapter: its policies mean nothing "
+                "on this one. Use the `bootstrap` it was opened with, or name a new project."
+            )
+    wanted = decided(ledger) + more if more is not None else (1 if rounds is None else rounds)
+    return Plan(settings, bootstrap, execution, prompts, fingerprint, wanted)
+
+
+def run(plan: Plan, home: Path, display: ConsoleDisplay) -> dict[str, Json]:
+    """Play what is missing; the summary of the project."""
+    from flows.summary import summary
+
+    quiet_environment()
+    name = plan.settings.project
+    (home / "projects").mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home / "projects" / f".{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InvalidSettings(
+            f"another command is playing project {name!r} in {home}: its rounds come one after the other. Wait for it."
+        ) from None
+    with lock:
+        ledger = Ledger(home / "projects", name)
+        if decided(ledger) >= plan.rounds and ledger.open_round_number() is None:
+            display.say(f"project {name} has had {decided(ledger)} of {plan.rounds} rounds: nothing to do")
+            return summary(home, name, executed=frozenset())
+        display.say(f"project {name}: {decided(ledger)} of {plan.rounds} rounds so far; home {home}")
+        with prefect_server(home, meanwhile=_slow_imports) as url:
+            display.say(f"Prefect: {url.removesuffix('/api')}")
+            project = _opened(plan, home, display)
+            _play(plan, project, display)
+        return summary(home, name, executed=frozenset(project.executed))
+
+
+def _slow_imports() -> None:
+    """What takes seconds to import, while the server takes as many to start."""
+    import flows.round
+    import rlhf_core.trunk  # noqa: F401
+
+
+def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
+    from tasks.context import Project
+    from tasks.finishing import finish_round, unfinished
+    from tasks.opening import open_project
+
+    project = Project(home, plan.settings.project, plan.execution, display)
+    project.tracker.open()
+    for run_id in project.tracker.repair():
+        display.say(f"MLflow run {run_id} was left by a process that is gone: closed as KILLED")
+    open_project(project, plan.bootstrap, plan.fingerprint, plan.settings.seed, plan.settings.to_json())
+    for number in unfinished(project):
+        finish_round(project, number)
+    return project
+
+
+def _play(plan: Plan, project: "Project", display: ConsoleDisplay) -> None:
+    from flows.round import round_flow
+    from tasks.opening import close_round, import_prompts
+
+    source = import_prompts(project.store, plan.prompts)
+    one_round = round_flow(project)
+    while (number := project.ledger.open_round_number()) or decided(project.ledger) < plan.rounds:
+        number = number or len(project.ledger.rounds()) + 1
+        display.say(f"round {number} of project {project.name}")
+        state = one_round(number, plan.settings, source, return_state=True)
+        if not state.is_completed():
+            close_round(project, number)
+            state.result()
+        display.say(f"{state.name}: {state.message}")

@@ -1,0 +1,89 @@
+"""What happened in a project, for people and for programs; read from its ledger."""
+
+from collections.abc import Set
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_core.ledger import DecisionRecord, Ledger, StageRecord
+from rlhf_core.settings import Json
+
+COLUMNS = {
+    "eval/gold_before": "gold before", "eval/gold_after": "gold after", "eval/win_rate": "win rate",
+    "eval/kl_to_initial": "KL to initial", "reward_model/accuracy": "reward accuracy",
+}  # fmt: skip
+
+
+def summary(home: Path, name: str, executed: Set[tuple[int, str]] | None = None) -> dict[str, Json]:
+    """The project as JSON; `executed` names what this command computed, None means to tell it as recorded."""
+    ledger = Ledger(home / "projects", name)
+    champion = ledger.champion()
+    return {
+        "project": name,
+        "home": str(home),
+        "champion": {"policy": champion.digest, "version": _version(home, name, champion.digest)},
+        "rounds": [_round(ledger, number, executed) for number in ledger.rounds()],
+    }
+
+
+def _version(home: Path, name: str, digest: str) -> int | None:
+    """The champion's number in MLflow's registry."""
+    from tasks.registry import Registry
+    from tasks.tracking import Tracker
+
+    return Registry(Tracker(home, name)).version_of("policy", digest)
+
+
+def _round(ledger: Ledger, number: int, executed: Set[tuple[int, str]] | None) -> dict[str, Json]:
+    record, decision = ledger.round(number), ledger.decision(number)
+    assert record is not None
+    return {
+        "round": number,
+        "outcome": decision.outcome if decision else "open",
+        "mlflow_run_id": record.mlflow_run_id,
+        "prefect_flow_run_id": record.prefect_flow_run_id,
+        "stages": [_stage(stage, number, executed) for stage in ledger.stages(number)],
+        "metrics": dict(decision.metrics) if decision else {},
+        "alarms": list(decision.alarms) if decision else [],
+        "gates": _gates(decision) if decision else [],
+    }
+
+
+def _stage(stage: StageRecord, number: int, executed: Set[tuple[int, str]] | None) -> dict[str, Json]:
+    return {
+        "stage": stage.stage,
+        "artifacts": {role: ref.digest for role, ref in stage.outputs.items()},
+        "cached": stage.cached if executed is None else (number, stage.stage) not in executed,
+        "seconds": round(stage.seconds, 3),
+        "mlflow_run_id": stage.mlflow_run_id,
+    }
+
+
+def _gates(decision: DecisionRecord) -> list[Json]:
+    return [{"name": g.name, "value": g.value, "bound": g.bound, "passed": g.passed} for g in decision.gates]
+
+
+def show(home: Path, name: str, console: Console) -> None:
+    """The project as a table, and where to look."""
+    ledger = Ledger(home / "projects", name)
+    table = Table(title=f"project {name}")
+    for title in ("round", "outcome", *COLUMNS.values(), "minutes"):
+        table.add_column(title, justify="left" if title == "outcome" else "right")
+    for number in ledger.rounds():
+        decision = ledger.decision(number)
+        metrics = decision.metrics if decision else {}
+        minutes = sum(stage.seconds for stage in ledger.stages(number)) / 60
+        numbers = [f"{metrics[key]:.3f}" if key in metrics else "-" for key in COLUMNS]
+        table.add_row(str(number), decision.outcome if decision else "open", *numbers, f"{minutes:.1f}")
+    console.print(table)
+    champion = ledger.champion()
+    console.print(f"champion  policy {champion.digest[:12]}, version {_version(home, name, champion.digest)}")
+    for number in ledger.rounds():
+        page = home / "projects" / name / "reports" / f"round-{number:04d}" / "report.md"
+        if page.exists():
+            console.print(f"report    {page}", soft_wrap=True)
+    console.print(
+        f"MLflow    mlflow ui --backend-store-uri sqlite:///{home.resolve() / 'mlflow' / 'mlflow.db'}",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip

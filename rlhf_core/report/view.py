@@ -1,0 +1,54 @@
+"""What a report shows of a round, gathered from artifacts and metrics; knows nothing of who gathers it."""
+
+from dataclasses import dataclass
+
+from rlhf_core.gates import Estimate
+from rlhf_core.ledger import GateResult, StageRecord
+
+Steps = list[tuple[int, dict[str, float]]]
+"""The metrics of each step of the policy update, in order."""
+
+
+@dataclass(frozen=True)
+class CalibrationPoint:
+    """Held-out pairs on which the reward model was about equally sure."""
+
+    confidence: float
+    """Mean probability it gave to its own choice."""
+    accuracy: float
+    """Share of them in which that choice was right."""
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out prompt, continued by both policies."""
+
+    prompt: str
+    before: str
+    """By the champion the round started with."""
+    after: str
+    """By the candidate."""
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """All that is known of a round; what it never came to measure is simply not there."""
+
+    project: str
+    round: int
+    outcome: str
+    """As the ledger's decision says it."""
+    stages: list[StageRecord]
+    gates: list[GateResult]
+    alarms: list[str]
+    update_steps: Steps
+    reward_model_metrics: dict[str, Estimate]
+    calibration: list[CalibrationPoint]
+    accuracy_by_round: dict[int, Estimate]
+    """The reward model's accuracy on the held-out labels of each round."""
+    comparison: dict[str, Estimate]
+    samples: list[Sample]
+    links: dict[str, str]
+    """Name to address, or to the command that shows it."""
+    settings_yaml: str

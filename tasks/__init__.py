@@ -1,0 +1,1 @@
+"""Binds each stage to store, ledger, launcher and tracker: remembers what was done."""

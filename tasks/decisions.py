@@ -1,0 +1,106 @@
+"""Tasks that end a round: gates, the ledger's decision, and the registry that follows it."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from rlhf_core.artifacts import ArtifactRef
+from rlhf_core.gates import Gate, judge
+from rlhf_core.ledger import DecisionRecord, GateResult
+from rlhf_core.stages.promotion import Decision, Promotion
+from rlhf_core.stages.reward_validation import RewardReport
+from tasks.context import Project, Round, RoundEnded
+
+PROMOTED, REJECTED, REWARD_MODEL_REJECTED = "promoted", "rejected", "reward_model_rejected"
+STATE_NAMES = {PROMOTED: "Promoted", REJECTED: "GateRejected", REWARD_MODEL_REJECTED: "RewardModelRejected"}
+
+
+def accept(round: Round, reward_report: ArtifactRef, gates: Sequence[Gate]) -> None:
+    """Go on if the reward model may serve; else the round ends here, its labels kept."""
+    path = round.project.store.open(reward_report) / "reward_report.json"
+    results = judge(gates, RewardReport.model_validate_json(path.read_bytes()).metrics)
+    if not all(result.passed for result in results):
+        failed = "; ".join(result.sentence for result in results if not result.passed)
+        _decide(round, REWARD_MODEL_REJECTED, None, results)
+        _end(round, REWARD_MODEL_REJECTED, f"the reward model may not serve: {failed}. Its labels stay in the pool.")
+
+
+def promote(round: Round, candidate: ArtifactRef, comparison: ArtifactRef, settings: Promotion) -> NoReturn:
+    """Put the candidate in service if every gate passed; either way the round is decided."""
+    decision_ref = round.run("promotion", settings, {"comparison": comparison})["decision"]
+    decision = Decision.model_validate_json((round.project.store.open(decision_ref) / "decision.json").read_bytes())
+    outcome = PROMOTED if decision.promoted else REJECTED
+    _decide(round, outcome, candidate, decision.gates)
+    failed = "; ".join(result.sentence for result in decision.gates if not result.passed)
+    _end(round, outcome, "every gate passed" if decision.promoted else failed)
+
+
+def _decide(round: Round, outcome: str, candidate: ArtifactRef | None, gates: list[GateResult]) -> None:
+    stages = round.project.ledger.stages(round.number)
+    metrics = {name: value for stage in stages for name, value in stage.metrics.items() if "measurement" not in stage.stage}
+    round.project.ledger.decide(
+        DecisionRecord(
+            round=round.number, outcome=outcome, candidate=candidate, parent=round.record.champion, gates=gates,
+            metrics=metrics, alarms=[alarm for stage in stages for alarm in stage.alarms],
+            decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+    )  # fmt: skip
+
+
+def _end(round: Round, outcome: str, sentence: str) -> NoReturn:
+    raise RoundEnded(STATE_NAMES[outcome], f"round {round.number}: {sentence}")
+
+
+def follow_ledger(project: Project) -> int | None:
+    """Registry versions and the alias `champion` as the ledger has them; returns the champion's version.
+
+    Safe to repeat: this is also how an interruption between ledger and MLflow is repaired.
+    """
+    if not project.ledger.exists or not project.ledger.rounds():
+        return None
+    first = project.ledger.round(project.ledger.rounds()[0])
+    assert first is not None
+    initial = project.ledger.project().inputs["policy"]
+    tags = {"rlhf.round": "0", "rlhf.digest": initial.digest, "rlhf.key": initial.key, "rlhf.outcome": "initial"}
+    _register(project, "policy", initial, first.mlflow_run_id, tags, "The initial policy: the trunk, unchanged.")
+    for number in project.ledger.rounds():
+        _follow_round(project, number)
+    champion = project.registry.version_of("policy", project.ledger.champion().digest)
+    if champion is not None and project.registry.alias("policy", "champion") != champion:
+        project.registry.set_alias("policy", "champion", champion)
+    return champion
+
+
+def _follow_round(project: Project, number: int) -> None:
+    """The versions that a decided round made."""
+    decision, record = project.ledger.decision(number), project.ledger.round(number)
+    if decision is None or record is None:
+        return
+    common = {"rlhf.round": str(number), "prefect.flow_run_id": record.prefect_flow_run_id, "rlhf.outcome": decision.outcome}
+    trained = project.ledger.stage(number, "reward_modeling")
+    labels = project.ledger.stage(number, "preferences")
+    label_digest = labels.outputs["preferences"].digest if labels else ""
+    reward_version = None
+    if trained is not None:
+        ref = trained.outputs["reward_model"]
+        tags = {**common, "rlhf.digest": ref.digest, "rlhf.key": ref.key, "rlhf.labels": label_digest}
+        served = "may not serve" if decision.outcome == REWARD_MODEL_REJECTED else "served"
+        description = f"Reward model of round {number}: {served}."
+        reward_version = _register(project, "reward-model", ref, trained.mlflow_run_id or record.mlflow_run_id, tags, description)
+    updated = project.ledger.stage(number, "policy_update")
+    if decision.candidate is not None and updated is not None:
+        parent = project.registry.version_of("policy", decision.parent.digest)
+        tags = {
+            **common, "rlhf.digest": decision.candidate.digest, "rlhf.key": decision.candidate.key,
+            "rlhf.parent_version": str(parent), "rlhf.parent_digest": decision.parent.digest,
+            "rlhf.labels": label_digest, "rlhf.reward_model_version": str(reward_version),
+        }  # fmt: skip
+        description = f"Candidate of round {number}: {decision.outcome}.\n\n" + "\n".join(f"- {g.sentence}" for g in decision.gates)
+        _register(project, "policy", decision.candidate, updated.mlflow_run_id or record.mlflow_run_id, tags, description)
+
+
+def _register(
+    project: Project, model: str, ref: ArtifactRef, run_id: str, tags: dict[str, str], description: str
+) -> int:
+    folder = project.store.open(ref)
+    return project.registry.register(model, folder, run_id=run_id, tags=tags, description=description)  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""Opens projects and rounds: everything that `auto` or an alias means is resolved here, once, and recorded."""
+
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+from prefect.runtime import flow_run
+
+from rlhf_core.artifacts import ArtifactRef, Store, derive_seed
+from rlhf_core.ledger import ProjectRecord, RoundRecord
+from rlhf_core.records import Prompt
+from rlhf_core.settings import Json, Settings
+from rlhf_core.sources import write_rows
+from rlhf_core.stages.bootstrap import Bootstrap, BootstrapJob
+from tasks.context import Project, Round
+from tasks.launch import launch
+
+LIBRARIES = ("torch", "transformers", "peft", "datasets", "prefect", "mlflow")
+
+
+def import_prompts(store: Store, prompts: list[Prompt]) -> ArtifactRef:
+    """The prompt source as an artifact: a changed file is another source."""
+    with store.writing() as folder:
+        write_rows(prompts, folder / "prompts.parquet")
+        return store.commit(folder, "prompt_source", "imported")
+
+
+def open_project(
+    project: Project, bootstrap: Bootstrap, fingerprint: str, seed: int, settings: dict[str, Json]
+) -> ProjectRecord:
+    """The project, its trunk made if it is new; `bootstrap` has no `auto` left."""
+    if project.ledger.exists:
+        return project.ledger.project()
+    asked = BootstrapJob(**bootstrap.model_dump(), fingerprint=fingerprint).to_json()
+    job, key = project.job("bootstrap", asked, {}, derive_seed(seed, "bootstrap"))
+    Path(job.work).mkdir(parents=True, exist_ok=True)
+    project.display.started("bootstrap")
+    done = project.store.recipe(key) or launch(job, lambda: None)
+    project.display.finished("bootstrap", float(str(done.told.get("seconds", 0.0))), False)
+    opened_with = {**settings, "bootstrap": bootstrap.to_json(), "execution": project.execution.to_json()}
+    return project.ledger.open_project(
+        ProjectRecord(name=project.name, settings=opened_with, base=fingerprint, inputs=done.outputs)
+    )
+
+
+def open_round(project: Project, number: int, settings: Settings, seed: int, source: ArtifactRef) -> Round:
+    """The round that is open, or a new one on the champion; its settings are fixed from here on."""
+    resolved = {**settings.to_json(), "bootstrap": project.ledger.project().settings["bootstrap"]}
+    known = project.ledger.round(number)
+    held = known.settings if known else resolved
+    flow_run_id = str(flow_run.id or "")
+    champion = project.ledger.champion()
+    tags = {
+        "prefect.flow_run_id": flow_run_id,
+        "prefect.flow_run_url": str(flow_run.ui_url or ""),
+        "rlhf.champion": champion.digest,
+        "rlhf.prompt_source": source.digest,
+        **{f"rlhf.version.{name}": version(name) for name in LIBRARIES},
+        "rlhf.device": project.execution.device,
+        "rlhf.python": platform.python_version(),
+        "rlhf.git_commit": git_commit(),
+    }
+    run_id = project.tracker.open_round(
+        number, settings_yaml=yaml.safe_dump(held, sort_keys=False), parameters=key_parameters(held), tags=tags
+    )
+    record = project.ledger.open_round(
+        RoundRecord(
+            round=number, settings=resolved, seed=seed, champion=champion, source=source,
+            mlflow_run_id=run_id, prefect_flow_run_id=flow_run_id,
+        )
+    )  # fmt: skip
+    return Round(project, record)
+
+
+def key_parameters(settings: dict[str, Json]) -> dict[str, str]:
+    """Every setting under its dotted name, as MLflow parameters show them."""
+    found: dict[str, str] = {}
+
+    def walk(prefix: str, value: Json) -> None:
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            found[prefix] = value if isinstance(value, str) else json.dumps(value)
+
+    walk("", settings)
+    return found
+
+
+def git_commit() -> str:
+    """The commit of the code that runs, marked where files differ from it; empty outside a repository."""
+    root = Path(__file__).parent
+    described = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return described.stdout.strip()
+
+
+
+
+def close_round(project: Project, number: int) -> None:
+    """Leave the MLflow run of a round that failed as FAILED; the next run of the round reopens it."""
+    record = project.ledger.round(number)
+    if record is not None:
+        project.tracker.close(record.mlflow_run_id, "FAILED")
