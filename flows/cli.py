@@ -25,9 +25,13 @@ def rlhf() -> None:
 @app.command()
 def run(
     run_file: Annotated[Path, typer.Argument(help="A YAML run file.")],
-    rounds: Annotated[int | None, typer.Option(min=1, help="Until the project has had this many rounds.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Until the project has had this many rounds.")
+    ] = None,
     more: Annotated[int | None, typer.Option(min=1, help="This many rounds more.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="path.to.setting=value; may be repeated.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="path.to.setting=value; may be repeated.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of all randomness.")] = None,
     home: Home = Path(".rlhf"),
     as_json: AsJson = False,

@@ -44,7 +44,9 @@ def decided(ledger: Ledger) -> int:
 def check(settings: RunSettings, home: Path, rounds: int | None, more: int | None) -> Plan:
     """Everything that can be refused is refused here, before anything is written."""
     if rounds is not None and more is not None:
-        raise InvalidSettings("--rounds says how many rounds the project shall have had, --more adds: give one of them")
+        raise InvalidSettings(
+            "--rounds says how many rounds the project shall have had, --more adds: give one of them"
+        )
     prompts = read_prompts(settings.prompt_source)
     split(prompts, settings.prompts)
     fingerprint = settings.bootstrap.base.fingerprint()
@@ -90,7 +92,6 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay) -> dict[str, Json]:
 
 def _slow_imports() -> None:
     """What takes seconds to import, while the server takes as many to start."""
-    import flows.round
     import rlhf_core.trunk  # noqa: F401
 
 

@@ -15,32 +15,39 @@ from tasks.training import compare, measure, train_reward_model, update_policy, 
 
 def play_round(project: Project, number: int, settings: RunSettings, source: ArtifactRef) -> None:
     """One turn of the loop: collect feedback on the champion, learn from it, keep the better policy."""
-    round        = open_round(project, number, settings, settings.seed, source)
-    settings     = RunSettings.model_validate(round.record.settings)
-    champion     = round.record.champion
-    initial      = round.artifact("policy")
-    prompts      = draw_prompts(round, settings.prompts)
-    completions  = collect_completions(round, champion, prompts, settings.rollouts)
-    comparisons  = pair_completions(round, completions, settings.pairing)
-    preferences  = collect_preferences(round, comparisons, settings.preferences)
-    labels       = label_pool(round, preferences)
+    round = open_round(project, number, settings, settings.seed, source)
+    settings = RunSettings.model_validate(round.record.settings)
+    champion = round.record.champion
+    initial = round.artifact("policy")
+    prompts = draw_prompts(round, settings.prompts)
+    completions = collect_completions(round, champion, prompts, settings.rollouts)
+    comparisons = pair_completions(round, completions, settings.pairing)
+    preferences = collect_preferences(round, comparisons, settings.preferences)
+    labels = label_pool(round, preferences)
     reward_model = train_reward_model(round, labels, settings.reward_model)
-    validation   = validate_reward_model(round, reward_model, labels, settings.reward_validation, settings.reward_model.held_out_share)
-    accept(round, validation, settings.reward_gates)                              # may end: RewardModelRejected
-    candidate    = update_policy(round, champion, prompts, reward_model, settings.policy_update)
-    measured     = {
-        "initial":   measure(round, initial, prompts, settings.evals, "initial"),
-        "champion":  measure(round, champion, prompts, settings.evals, "champion"),
+    validation = validate_reward_model(
+        round, reward_model, labels, settings.reward_validation, settings.reward_model.held_out_share
+    )
+    accept(round, validation, settings.reward_gates)  # may end: RewardModelRejected
+    candidate = update_policy(round, champion, prompts, reward_model, settings.policy_update)
+    measured = {
+        "initial": measure(round, initial, prompts, settings.evals, "initial"),
+        "champion": measure(round, champion, prompts, settings.evals, "champion"),
         "candidate": measure(round, candidate, prompts, settings.evals, "candidate"),
     }
-    comparison   = compare(round, measured, reward_model, settings.evals)
-    promote(round, candidate, comparison, settings.promotion)                     # ends: Promoted or GateRejected
+    comparison = compare(round, measured, reward_model, settings.evals)
+    promote(round, candidate, comparison, settings.promotion)  # ends: Promoted or GateRejected
 
 
 def round_flow(project: Project) -> object:
     """The round as a Prefect flow of this project: a named end becomes a named Completed state."""
 
-    @flow(name="round", flow_run_name=f"{project.name} round {{number}}", validate_parameters=False, persist_result=False)
+    @flow(
+        name="round",
+        flow_run_name=f"{project.name} round {{number}}",
+        validate_parameters=False,
+        persist_result=False,
+    )
     def one_round(number: int, settings: RunSettings, source: ArtifactRef) -> State[None]:
         try:
             play_round(project, number, settings, source)

@@ -14,12 +14,12 @@ from rlhf_core.records import Completion
 from rlhf_core.tensors import mask_from_lengths
 
 MIN_BUCKET = 32
-"""Matrix products of fewer rows than this may sum in another order, and a row would depend on its neighbours."""
+"""Matrix products of fewer rows may sum in another order: a row would depend on its neighbours."""
 
 
 @dataclass
 class TextBatch:
-    """Prompts and the responses that follow them without a gap; both right-padded here, joined in `sequences`."""
+    """Prompts and the responses that follow them: right-padded here, joined without a gap in `sequences`."""
 
     query_ids: Tensor
     """[B, Q] prompt tokens."""
@@ -41,6 +41,12 @@ class TextBatch:
             raise ValueError(f"{self.query_ids.shape[0]} prompts and {rows} responses: each row needs both.")
         if (self.query_lengths < 1).any():
             raise ValueError("a prompt has no token: the first response token would have no state before it.")
+        if (self.query_lengths > self.query_ids.shape[1]).any():
+            raise ValueError(f"a prompt is longer than the {self.query_ids.shape[1]} columns of query_ids.")
+        if (self.response_mask[:, 1:] & ~self.response_mask[:, :-1]).any():
+            raise ValueError(
+                "response_mask is True again after a False: responses start at position 0 and have no gap."
+            )
 
     def __len__(self) -> int:
         return len(self.query_ids)
@@ -63,6 +69,11 @@ class TextBatch:
         """[B, width] prompt and response of each row from position 0, then padding."""
         positions = torch.arange(width, device=self.query_ids.device)[None].expand(len(self), -1)
         start = self.query_lengths[:, None]
+        longest = int((self.query_lengths + self.response_lengths).max())
+        if longest > width:
+            raise ValueError(
+                f"a row has {longest} tokens, and the model takes {width}: its end would be cut off."
+            )
         in_response = (positions >= start) & (positions < start + self.response_lengths[:, None])
         query = self.query_ids.gather(1, positions.clamp(max=self.query_ids.shape[1] - 1))
         response = self.response_ids.gather(1, (positions - start).clamp(0, self.response_ids.shape[1] - 1))
@@ -82,7 +93,6 @@ class TextBatch:
             size = max(1, tokens // width)
             for start in range(0, len(rows), size):
                 yield torch.tensor(rows[start : start + size], device=self.query_ids.device), width
-
 
     @property
     def weight(self) -> int:
@@ -121,7 +131,7 @@ class RolloutBatch(TextBatch):
 
 @dataclass
 class PreferenceBatch:
-    """Pairs of completions by groups of one prompt, each completion encoded once however many pairs it is in."""
+    """Pairs of completions by groups of one prompt, each completion encoded once whatever its pairs."""
 
     completions: TextBatch
     """[C] every completion of every group."""

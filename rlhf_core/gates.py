@@ -1,4 +1,4 @@
-"""Gates: a measurement, a bound, judged at the interval's bad end. Pure; what is missing or not finite fails."""
+"""Gates: a measurement, a bound, judged at the interval's bad end; what is missing or not finite fails."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -55,8 +55,9 @@ class PromotionGate(Gate):
     def _independent(cls, metric: str) -> str:
         if metric.startswith(NOT_INDEPENDENT):
             raise ValueError(
-                f"a promotion gate on {metric!r} would ask the reward model that the candidate was trained to please: "
-                "it rises whether the policy is better or not. Gate on what the annotator or the evals measure."
+                f"a promotion gate on {metric!r} would ask the reward model that the candidate was trained "
+                "to please: it rises whether the policy is better or not. Gate on what the annotator or the "
+                "evals measure."
             )
         return metric
 
@@ -70,7 +71,11 @@ def _judge(gate: Gate, estimate: Estimate | None) -> GateResult:
     if estimate is None or not all(math.isfinite(x) for x in (estimate.value, estimate.low, estimate.high)):
         why = "was not measured" if estimate is None else "is not finite"
         return GateResult(
-            name=gate.name, value=None, bound=gate.bound, passed=False, sentence=f"{gate.metric} {why}: failed"
+            name=gate.name,
+            value=None,
+            bound=gate.bound,
+            passed=False,
+            sentence=f"{gate.metric} {why}: failed",
         )
     bad_end = estimate.low if gate.direction == "above" else estimate.high
     passed = bad_end > gate.bound if gate.direction == "above" else bad_end < gate.bound

@@ -18,7 +18,7 @@ def best_device() -> Device:
 
 
 def best_dtype(device: Device) -> DType:
-    """bfloat16 where the hardware multiplies it; elsewhere it is emulated and several times slower than float32."""
+    """bfloat16 where the hardware multiplies it; elsewhere it is several times slower than float32."""
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     return "bfloat16" if device == "cpu" and _cpu_multiplies_bfloat16() else "float32"

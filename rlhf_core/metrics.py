@@ -62,8 +62,9 @@ def clustered_mean(
 def clustered_wilson(successes: Sequence[float], clusters: Sequence[str]) -> Interval:
     """Wilson's interval of a share whose items come in clusters, at the effective number of items.
 
-    n_eff = n / deff, deff = max(1, Var_clustered / Var_independent) (Kish, 1965; Korn and Graubard, 1998): six
-    pairs of the same four completions say less than six pairs of twelve.
+    n_eff = n / deff, deff = max(1, Var_clustered / Var_independent) (Kish, 1965; Korn and Graubard, 1998):
+    six pairs of the same four completions say less than six pairs of twelve. Where the items show no variance
+    between clusters, because all agree or there is one cluster only, a cluster counts as one item.
     """
     total = len(successes)
     if total == 0:
@@ -74,8 +75,11 @@ def clustered_wilson(successes: Sequence[float], clusters: Sequence[str]) -> Int
         residuals[cluster] = residuals.get(cluster, 0.0) + value - p
     independent = p * (1 - p) / total
     groups = len(residuals)
-    clustered = sum(r * r for r in residuals.values()) / total**2 * (groups / max(1, groups - 1))
-    deff = max(1.0, clustered / independent) if independent > 0 else total / groups
+    if groups == 1 or independent <= 0:
+        deff = total / groups
+    else:
+        clustered = sum(r * r for r in residuals.values()) / total**2 * groups / (groups - 1)
+        deff = max(1.0, clustered / independent)
     return wilson(p * total / deff, total / deff)
 
 

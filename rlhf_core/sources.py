@@ -80,12 +80,8 @@ def read_prompts(source: PackagedPrompts | PromptFile) -> list[Prompt]:
             prompt = _prompt(file, line)
             first = line_of.setdefault(prompt.id, number)
             if first != number:
-                cause = "a row without an id gets one from its content, and " * (
-                    prompt.id == _content_id(prompt)
-                )
-                raise InvalidSource(
-                    f"{file.id_field}: {cause}{prompt.id!r} is already the id of line {first}"
-                )
+                made = ", made from its content," if prompt.id == _content_id(prompt) else ""
+                raise InvalidSource(f"{file.id_field}: {prompt.id!r}{made} is already the id of line {first}")
             prompts.append(prompt)
         except InvalidSource as error:
             mistakes.append(f"line {number}: {error}")

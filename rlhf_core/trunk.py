@@ -3,12 +3,10 @@
 The only place that switches adapters. Forward *and backward* of a role happen inside its `role` block: with
 another adapter active in between, the first one's gradient would silently be wrong.
 
-Rows reach the base from position 0, right-padded to a width that depends on their own length only, with a causal
-mask and nothing else: so a row's numbers do not depend on its neighbours, to the bit.
+Rows reach the base from position 0, right-padded to a width that depends on their own length only, with a
+causal mask and nothing else: so a row's numbers do not depend on its neighbours, to the bit.
 """
 
-import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,64 +14,28 @@ from typing import cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
-from pydantic import Field
-from safetensors.torch import load_file, save_file
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from rlhf_core.artifacts import canonical
 from rlhf_core.batch import TextBatch
 from rlhf_core.models import Base, TextCodec
-from rlhf_core.settings import Settings
+from rlhf_core.roles import Lora, RoleFile, ScalarHead, fill_role, peft_settings, read_role, write_role
 from rlhf_core.tensors import logprobs_from_logits
 
+__all__ = ["Lora", "ScalarHead", "Trunk"]
+
 HEAD_CHUNK = 128
-"""Positions that meet the vocabulary at once; always this many, so that no row depends on how many others came."""
-
-
-class Lora(Settings):
-    """A low-rank adapter (Hu et al., 2021) on the linear layers of the trunk."""
-
-    rank: int = Field(default=16, ge=1, le=1024)
-    """Rank of the update; more can learn more and memorise more."""
-    alpha: float = Field(default=32.0, gt=0)
-    """The update is scaled by alpha / rank."""
-    last_layers: int = Field(default=0, ge=0)
-    """Adapt only this many of the last layers; 0 adapts all. Fewer are cheaper and memorise less."""
-
-
-class ScalarHead(nn.Module):
-    """A number for each state: (w . h + b - shift) / scale, in float32.
-
-    w starts as N(0, 1/(H+1)) and b as 0 (Stiennon et al., 2020). `shift` and `scale` are the normaliser that is
-    fitted after training; they are part of the saved state.
-    """
-
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self, hidden_size: int, generator: torch.Generator) -> None:
-        super().__init__()
-        weight = torch.randn(hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
-        self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(()))
-        self.register_buffer("shift", torch.zeros(()))
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., H] to [...]."""
-        # A product and a sum, not a matrix product: its order of summation does not depend on other rows.
-        raw = (hidden.float() * self.weight).sum(-1) + self.bias
-        return (raw - self.shift) / self.scale
+"""Positions that meet the vocabulary at once; always this many, whatever the number of rows."""
 
 
 class Trunk:
     """The frozen base with its roles."""
 
     def __init__(
-        self, base: Base, digest: str, *, device: str = "cpu", bucket: int = 64, micro_batch_tokens: int = 2048
-    ) -> None:
+        self, base: Base, digest: str, *, device: str = "cpu", bucket: int = 64,
+        micro_batch_tokens: int = 2048,
+    ) -> None:  # fmt: skip
         self.model = base.model.to(device)  # type: ignore[arg-type]
         self.codec = TextCodec(base)
         self.digest = digest
@@ -81,13 +43,14 @@ class Trunk:
         self.bucket = bucket
         self.micro_batch_tokens = micro_batch_tokens
         self.heads: dict[str, ScalarHead] = {}
-        output = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self._linears = [
-            name for name, module in self.model.named_modules()
+        output = self.model.get_output_embeddings()
+        self._linears = {
+            name: module for name, module in self.model.named_modules()
             if isinstance(module, nn.Linear | Conv1D) and module is not output
-        ]  # fmt: skip
+        }  # fmt: skip
         self._lora: dict[str, Lora] = {}
         self._active: str | None = None
+        self._check_head()
 
     @property
     def roles(self) -> list[str]:
@@ -98,14 +61,13 @@ class Trunk:
 
     def add_role(self, role: str, lora: Lora, seed: int, *, head: bool = False) -> None:
         """A fresh adapter, which changes nothing yet (B = 0), and a fresh head if asked."""
+        if self._active is not None:
+            raise RuntimeError(
+                f"role {role!r} added inside {self._active!r}, which it would switch off: do so outside"
+            )
         if role in self._lora:
             raise ValueError(f"role {role!r} is already there; a second one of that name would overwrite it")
-        num_layers = self.model.config.num_hidden_layers
-        if lora.last_layers > num_layers:
-            raise ValueError(f"last_layers is {lora.last_layers}, and the trunk has {num_layers} layers")
-        first = num_layers - lora.last_layers if lora.last_layers else 0
-        targets = [name for name in self._linears if _layer_number(name) >= first]
-        config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets)
+        config = LoraConfig(**peft_settings(self._linears, self.model.config.num_hidden_layers, lora))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self.model, adapter_name=role)
@@ -129,7 +91,7 @@ class Trunk:
 
     @contextmanager
     def role(self, role: str) -> Iterator[None]:
-        """Everything inside is done as this role; `reference` without an adapter of its own is the bare trunk."""
+        """Everything inside is done as this role; `reference` without an adapter is the bare trunk."""
         if self._active is not None:
             raise RuntimeError(f"role {role!r} inside {self._active!r}: finish its backward pass first")
         if role not in self._lora and role != "reference":
@@ -146,17 +108,17 @@ class Trunk:
     def merged(self, role: str) -> Iterator[None]:
         """The role's adapter added into the trunk's weights while inside: faster for many forward passes.
 
-        The trunk's own tensors are put back afterwards, so nothing is rounded for good. Numbers differ from the
-        adapter's by rounding: log-probabilities that enter a ratio are never taken in here.
+        The trunk's own tensors are put back afterwards, so nothing is rounded for good. Numbers differ from
+        the adapter's by rounding: log-probabilities that enter a ratio are never taken in here.
         """
         kept: list[tuple[nn.Parameter, Tensor]] = []
         with self.role(role), torch.no_grad():
-            for layer in self._layers(role):
-                weight = cast(nn.Parameter, layer.get_base_layer().weight)
-                kept.append((weight, weight.data))
-                weight.data = weight.data + layer.get_delta_weight(role).to(weight.dtype)
-            self._activate(None)
             try:
+                for layer in self._layers(role):
+                    weight = cast(nn.Parameter, layer.get_base_layer().weight)
+                    kept.append((weight, weight.data))
+                    weight.data = weight.data + layer.get_delta_weight(role).to(weight.dtype)
+                self._activate(None)
                 yield
             finally:
                 for weight, original in kept:
@@ -173,13 +135,15 @@ class Trunk:
     def logprobs(
         self, batch: TextBatch, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, T] log-probabilities of the response tokens in the active role, and their entropies if asked."""
+        """[B, T] log-probabilities of the response tokens in the active role, and entropies if asked."""
 
         def of(rows: TextBatch, hidden: Tensor) -> Tensor:
-            states = self._at_responses(rows, hidden, before=True)[rows.response_mask]
+            states = self._before_responses(rows, hidden)[rows.response_mask]
             ids = rows.response_ids[rows.response_mask]
             found = [
-                self._head_chunk(states[i : i + HEAD_CHUNK], ids[i : i + HEAD_CHUNK], temperature, with_entropy)
+                self._head_chunk(
+                    states[i : i + HEAD_CHUNK], ids[i : i + HEAD_CHUNK], temperature, with_entropy
+                )
                 for i in range(0, len(ids), HEAD_CHUNK)
             ]
             return _scatter(torch.cat(found), rows.response_mask)
@@ -192,7 +156,7 @@ class Trunk:
         head = self._active_head()
 
         def of(rows: TextBatch, hidden: Tensor) -> Tensor:
-            values: Tensor = head(self._at_responses(rows, hidden, before=True))
+            values: Tensor = head(self._before_responses(rows, hidden))
             return torch.where(rows.response_mask, values, 0.0)
 
         return self._in_micro_batches(batch, of, tuple(batch.response_ids.shape))
@@ -212,44 +176,20 @@ class Trunk:
 
     def save_role(self, role: str, folder: Path) -> None:
         """Adapter, head and settings of a role; equal roles give equal bytes."""
-        adapter = {f"base_model.model.{name}": p.detach().cpu() for name, p in self._adapter(role).items()}
-        save_file({name: adapter[name].contiguous() for name in sorted(adapter)}, folder / "adapter_model.safetensors")
-        config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "trunk": self.digest, "bias": "none",
-            "r": self._lora[role].rank, "lora_alpha": self._lora[role].alpha, "lora_dropout": 0.0,
-            "target_modules": sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter}),
-            "settings": self._lora[role].to_json(),
-        }  # fmt: skip
-        (folder / "adapter_config.json").write_bytes(canonical(config))
-        if role in self.heads:
-            head = {name: tensor.cpu() for name, tensor in self.heads[role].state_dict().items()}
-            save_file(head, folder / "head.safetensors")
+        lora, head = self._lora[role], self.heads.get(role)
+        said = RoleFile(trunk=self.digest, lora=lora, has_head=head is not None)
+        peft = peft_settings(self._linears, self.model.config.num_hidden_layers, lora)
+        write_role(folder, said, self._adapter(role), head, peft)
 
     def load_role(self, role: str, folder: Path) -> None:
-        """A role as `save_role` wrote it, strictly: another trunk's, a missing or a spare tensor is refused."""
-        config = json.loads((folder / "adapter_config.json").read_bytes())
-        if config["trunk"] != self.digest:
-            raise ValueError(
-                f"this adapter was trained on trunk {config['trunk'][:12]} and this is {self.digest[:12]}: "
-                "its numbers would mean nothing here. Use the project's own trunk, or rebase the project."
-            )
-        has_head = (folder / "head.safetensors").exists()
-        self.add_role(role, Lora.model_validate(config["settings"]), seed=0, head=has_head)
-        saved = load_file(folder / "adapter_model.safetensors", device=str(self.device))
-        own = {f"base_model.model.{name}": p for name, p in self._adapter(role).items()}
-        if saved.keys() != own.keys():
-            differing = sorted(saved.keys() ^ own.keys())
-            raise ValueError(f"the adapter does not fit this trunk: {len(differing)} tensors differ, {differing[:3]}")
-        with torch.no_grad():
-            for name, parameter in own.items():
-                if saved[name].shape != parameter.shape or saved[name].dtype != parameter.dtype:
-                    raise ValueError(
-                        f"adapter tensor {name} is {saved[name].dtype} {list(saved[name].shape)}, and the trunk "
-                        f"wants {parameter.dtype} {list(parameter.shape)}"
-                    )
-                parameter.copy_(saved[name])
-        if has_head:
-            self.heads[role].load_state_dict(load_file(folder / "head.safetensors", device=str(self.device)))
+        """A role as `save_role` wrote it, strictly: another trunk's, or one that does not fit, is refused."""
+        said = read_role(folder, self.digest)
+        self.add_role(role, said.lora, seed=0, head=said.has_head)
+        try:
+            fill_role(folder, self._adapter(role), self.heads.get(role))
+        except (ValueError, OSError):
+            self._remove(role)
+            raise
 
     # Within
 
@@ -257,12 +197,12 @@ class Trunk:
         self, batch: TextBatch, of: Callable[[TextBatch, Tensor], Tensor], shape: tuple[int, ...]
     ) -> Tensor:
         """`of` the hidden states of each micro-batch, put together in the batch's order."""
-        if self._active is None:
-            raise RuntimeError("a forward pass outside of `with trunk.role(...)`: whose numbers would these be?")
+        self._active_role()
         order, parts = [], []
         for rows, width in batch.micro_batches(self.bucket, self.micro_batch_tokens):
             chosen = batch.select(rows)
-            hidden = self._hidden(chosen.sequences(width, self.codec.pad_id))
+            # Learned positions end with the context, which need not be a multiple of the bucket.
+            hidden = self._hidden(chosen.sequences(min(width, self.codec.context_length), self.codec.pad_id))
             order.append(rows)
             parts.append(of(chosen, hidden))
         whole = torch.cat(parts)[torch.cat(order).argsort()]
@@ -270,62 +210,84 @@ class Trunk:
         return whole
 
     def _hidden(self, input_ids: Tensor) -> Tensor:
-        """[B, W, H] last hidden states under a plain causal mask; what follows a row's end cannot reach it."""
+        """[B, W, H] last hidden states under a causal mask: what follows a row's end cannot reach it."""
         body: nn.Module = self.model.get_decoder()
         return cast(Tensor, body(input_ids=input_ids, use_cache=False).last_hidden_state)
 
-    def _at_responses(self, rows: TextBatch, hidden: Tensor, *, before: bool) -> Tensor:
-        """[B, T, H] the state before (or after) each response token: the one place where positions shift."""
+    def _before_responses(self, rows: TextBatch, hidden: Tensor) -> Tensor:
+        """[B, T, H] the state before each response token: the one place where positions shift."""
         tokens = torch.arange(rows.response_ids.shape[1], device=hidden.device)
-        positions = rows.query_lengths[:, None] + tokens - int(before)
+        positions = rows.query_lengths[:, None] + tokens - 1
         index = positions.clamp(max=hidden.shape[1] - 1)[..., None].expand(-1, -1, hidden.shape[-1])
         return hidden.gather(1, index)
 
     def _head_chunk(self, states: Tensor, ids: Tensor, temperature: float, with_entropy: bool) -> Tensor:
-        """[n, 1 or 2] log-probability (and entropy) of `ids` after `states`, computed HEAD_CHUNK at a time."""
+        """[n, 1 or 2] log-probability (and entropy) of `ids` after `states`; n is at most HEAD_CHUNK."""
         missing = HEAD_CHUNK - len(ids)
         states = nn.functional.pad(states, (0, 0, 0, missing))
-        logits = self.model.get_output_embeddings()(states)  # type: ignore[no-untyped-call]
+        logits = self.model.get_output_embeddings()(states)
         logprobs, entropy = logprobs_from_logits(
             logits, nn.functional.pad(ids, (0, missing)), temperature, with_entropy
         )
         found = torch.stack([logprobs] if entropy is None else [logprobs, entropy], -1)
         return found[: len(ids)]
 
-    def _active_head(self) -> ScalarHead:
-        if self._active not in self.heads:
-            raise RuntimeError(f"the active role {self._active!r} has no head: it gives no numbers")
-        return self.heads[self._active]
+    def _active_role(self) -> str:
+        if self._active is None:
+            raise RuntimeError(
+                "a forward pass outside of `with trunk.role(...)`: whose numbers would it give?"
+            )
+        return self._active
 
-    def _layers(self, role: str) -> list[LoraLayer]:
-        return [m for m in self.model.modules() if isinstance(m, LoraLayer) and role in m.lora_A]
+    def _active_head(self) -> ScalarHead:
+        role = self._active_role()
+        if role not in self.heads:
+            raise RuntimeError(f"the active role {role!r} has no head: it gives no numbers")
+        return self.heads[role]
+
+    def _check_head(self) -> None:
+        """Refuse a model whose logits are more than one linear layer of its last hidden state."""
+        ids = torch.arange(8, device=self.device)[None]
+        with torch.no_grad():
+            logits = self.model.get_output_embeddings()(self._hidden(ids)).float()
+            if torch.equal(logits, self.model(input_ids=ids, use_cache=False).logits.float()):
+                return
+        raise ValueError(
+            f"a {type(self.model).__name__} changes its logits after the output layer, and that is not "
+            "done here: log-probabilities would be another distribution's. Use another base model."
+        )
+
+    def _layers(self, role: str) -> list[LoraLinear]:
+        return [m for m in self.model.modules() if isinstance(m, LoraLinear) and role in m.lora_A]
 
     def _adapter(self, role: str) -> dict[str, nn.Parameter]:
         """The adapter's parameters, named without the role so that any role can hold them."""
+        end = f".{role}.weight"
         return {
-            name.replace(f".{role}.", "."): parameter
+            f"{name.removesuffix(end)}.weight": parameter
             for name, parameter in self.model.named_parameters()
-            if ".lora_" in name and f".{role}." in name
+            if ".lora_" in name and name.endswith(end)
         }
+
+    def _remove(self, role: str) -> None:
+        for layer in self._layers(role):
+            layer.set_adapter([])
+            layer.delete_adapter(role)
+        del self._lora[role]
+        self.heads.pop(role, None)
 
     def _activate(self, role: str | None) -> None:
         """Switch every layer to one adapter, or to none; only the active one can receive gradients."""
         for module in self.model.modules():
-            if isinstance(module, LoraLayer):
+            if isinstance(module, LoraLinear):
                 module.enable_adapters(role is not None)
                 if role is not None:
                     module.set_adapter([role] if role in module.lora_A else [])
         for name, parameter in self.model.named_parameters():
             if ".lora_" in name:
-                parameter.requires_grad_(role is not None and f".{role}." in name)
+                parameter.requires_grad_(role is not None and name.endswith(f".{role}.weight"))
         for name, head in self.heads.items():
             head.requires_grad_(name == role)
-
-
-def _layer_number(name: str) -> int:
-    """The number in a module's name, -1 where it is in no layer."""
-    found = re.search(r"\.(\d+)\.", name)
-    return int(found[1]) if found else -1
 
 
 def _scatter(found: Tensor, mask: Tensor) -> Tensor:

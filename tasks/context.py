@@ -26,7 +26,15 @@ from tasks.tracking import Tracker
 
 FORWARD_SECONDS = 5.0
 COMPUTING = frozenset(
-    ("bootstrap", "rollouts", "reward_modeling", "reward_validation", "policy_update", "measurement", "comparison")
+    (
+        "bootstrap",
+        "rollouts",
+        "reward_modeling",
+        "reward_validation",
+        "policy_update",
+        "measurement",
+        "comparison",
+    )
 )
 log = logging.getLogger(__name__)
 
@@ -124,7 +132,15 @@ class Round:
             _do, name=f"{name}", task_run_name=shown, cache_policy=NO_CACHE, persist_result=False,
             tags=["gpu"] if name in COMPUTING else [],
         )  # fmt: skip
-        state = doing(self, name, shown, settings, dict(inputs), self.seed(name) if seed is None else seed, return_state=True)
+        state = doing(
+            self,
+            name,
+            shown,
+            settings,
+            dict(inputs),
+            self.seed(name) if seed is None else seed,
+            return_state=True,
+        )
         return cast(dict[str, ArtifactRef], state.result())
 
 
@@ -136,7 +152,9 @@ def _do(
     pinned = project.ledger.stage(round.number, shown)
     if pinned is not None:
         project.display.finished(shown, 0.0, True)
-        return Completed(name="Cached", message=f"finished before in round {round.number}", data=pinned.outputs)
+        return Completed(
+            name="Cached", message=f"finished before in round {round.number}", data=pinned.outputs
+        )
     job, key = project.job(name, settings.to_json(), inputs, seed)
     done = project.store.recipe(key)
     if done is not None:
@@ -156,7 +174,11 @@ def execute(round: Round, job: Job, key: str, shown: str) -> StageRecord:
     work = Path(job.work)
     work.mkdir(parents=True, exist_ok=True)
     project.display.started(shown)
-    tags = {"rlhf.subject": shown, "rlhf.version": str(stage(job.stage).VERSION), "prefect.task_run_id": str(task_run.id or "")}
+    tags = {
+        "rlhf.subject": shown,
+        "rlhf.version": str(stage(job.stage).VERSION),
+        "prefect.task_run_id": str(task_run.id or ""),
+    }
     run_id = project.tracker.open_stage(round.record.mlflow_run_id, shown, key=key, tags=tags)
     spool = Looking(project, run_id, shown, work)
     started = time.perf_counter()
@@ -176,7 +198,14 @@ def execute(round: Round, job: Job, key: str, shown: str) -> StageRecord:
     for role, ref in job.inputs.items():
         if ref.kind in ("prompts", "completions", "comparisons", "preferences"):
             rows = sum(1 for _ in project.store.open(ref).glob("*.parquet"))
-            project.tracker.dataset(run_id, name=role, digest64=ref.digest, role=role, source=f"{ref.kind}:{ref.digest}", rows=rows)
+            project.tracker.dataset(
+                run_id,
+                name=role,
+                digest64=ref.digest,
+                role=role,
+                source=f"{ref.kind}:{ref.digest}",
+                rows=rows,
+            )
     _close(project, run_id, "FINISHED")
     project.display.finished(shown, seconds, False)
     return _record(done, shown, seconds=seconds, cached=False, mlflow_run_id=run_id)
@@ -250,4 +279,3 @@ def _record(done: Recipe, shown: str, *, seconds: float, cached: bool, mlflow_ru
         stage=shown, key=done.key, outputs=done.outputs, cached=cached, seconds=seconds,
         mlflow_run_id=mlflow_run_id, metrics=metrics, alarms=alarms,
     )  # fmt: skip
-

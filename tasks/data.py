@@ -17,7 +17,11 @@ def collect_completions(
     round: Round, policy: ArtifactRef, prompts: dict[str, ArtifactRef], settings: Rollouts
 ) -> ArtifactRef:
     """Completions of the labelling prompts by a policy."""
-    inputs = {"trunk": round.artifact("trunk"), "policy": policy, "labelling_prompts": prompts["labelling_prompts"]}
+    inputs = {
+        "trunk": round.artifact("trunk"),
+        "policy": policy,
+        "labelling_prompts": prompts["labelling_prompts"],
+    }
     return round.run("rollouts", settings, inputs)["completions"]
 
 

@@ -22,13 +22,19 @@ def accept(round: Round, reward_report: ArtifactRef, gates: Sequence[Gate]) -> N
     if not all(result.passed for result in results):
         failed = "; ".join(result.sentence for result in results if not result.passed)
         _decide(round, REWARD_MODEL_REJECTED, None, results)
-        _end(round, REWARD_MODEL_REJECTED, f"the reward model may not serve: {failed}. Its labels stay in the pool.")
+        _end(
+            round,
+            REWARD_MODEL_REJECTED,
+            f"the reward model may not serve: {failed}. Its labels stay in the pool.",
+        )
 
 
 def promote(round: Round, candidate: ArtifactRef, comparison: ArtifactRef, settings: Promotion) -> NoReturn:
     """Put the candidate in service if every gate passed; either way the round is decided."""
     decision_ref = round.run("promotion", settings, {"comparison": comparison})["decision"]
-    decision = Decision.model_validate_json((round.project.store.open(decision_ref) / "decision.json").read_bytes())
+    decision = Decision.model_validate_json(
+        (round.project.store.open(decision_ref) / "decision.json").read_bytes()
+    )
     outcome = PROMOTED if decision.promoted else REJECTED
     _decide(round, outcome, candidate, decision.gates)
     failed = "; ".join(result.sentence for result in decision.gates if not result.passed)
@@ -37,7 +43,12 @@ def promote(round: Round, candidate: ArtifactRef, comparison: ArtifactRef, setti
 
 def _decide(round: Round, outcome: str, candidate: ArtifactRef | None, gates: list[GateResult]) -> None:
     stages = round.project.ledger.stages(round.number)
-    metrics = {name: value for stage in stages for name, value in stage.metrics.items() if "measurement" not in stage.stage}
+    metrics = {
+        name: value
+        for stage in stages
+        for name, value in stage.metrics.items()
+        if "measurement" not in stage.stage
+    }
     round.project.ledger.decide(
         DecisionRecord(
             round=round.number, outcome=outcome, candidate=candidate, parent=round.record.champion, gates=gates,
@@ -61,8 +72,15 @@ def follow_ledger(project: Project) -> int | None:
     first = project.ledger.round(project.ledger.rounds()[0])
     assert first is not None
     initial = project.ledger.project().inputs["policy"]
-    tags = {"rlhf.round": "0", "rlhf.digest": initial.digest, "rlhf.key": initial.key, "rlhf.outcome": "initial"}
-    _register(project, "policy", initial, first.mlflow_run_id, tags, "The initial policy: the trunk, unchanged.")
+    tags = {
+        "rlhf.round": "0",
+        "rlhf.digest": initial.digest,
+        "rlhf.key": initial.key,
+        "rlhf.outcome": "initial",
+    }
+    _register(
+        project, "policy", initial, first.mlflow_run_id, tags, "The initial policy: the trunk, unchanged."
+    )
     for number in project.ledger.rounds():
         _follow_round(project, number)
     champion = project.registry.version_of("policy", project.ledger.champion().digest)
@@ -76,7 +94,11 @@ def _follow_round(project: Project, number: int) -> None:
     decision, record = project.ledger.decision(number), project.ledger.round(number)
     if decision is None or record is None:
         return
-    common = {"rlhf.round": str(number), "prefect.flow_run_id": record.prefect_flow_run_id, "rlhf.outcome": decision.outcome}
+    common = {
+        "rlhf.round": str(number),
+        "prefect.flow_run_id": record.prefect_flow_run_id,
+        "rlhf.outcome": decision.outcome,
+    }
     trained = project.ledger.stage(number, "reward_modeling")
     labels = project.ledger.stage(number, "preferences")
     label_digest = labels.outputs["preferences"].digest if labels else ""
@@ -86,7 +108,9 @@ def _follow_round(project: Project, number: int) -> None:
         tags = {**common, "rlhf.digest": ref.digest, "rlhf.key": ref.key, "rlhf.labels": label_digest}
         served = "may not serve" if decision.outcome == REWARD_MODEL_REJECTED else "served"
         description = f"Reward model of round {number}: {served}."
-        reward_version = _register(project, "reward-model", ref, trained.mlflow_run_id or record.mlflow_run_id, tags, description)
+        reward_version = _register(
+            project, "reward-model", ref, trained.mlflow_run_id or record.mlflow_run_id, tags, description
+        )
     updated = project.ledger.stage(number, "policy_update")
     if decision.candidate is not None and updated is not None:
         parent = project.registry.version_of("policy", decision.parent.digest)
@@ -95,8 +119,17 @@ def _follow_round(project: Project, number: int) -> None:
             "rlhf.parent_version": str(parent), "rlhf.parent_digest": decision.parent.digest,
             "rlhf.labels": label_digest, "rlhf.reward_model_version": str(reward_version),
         }  # fmt: skip
-        description = f"Candidate of round {number}: {decision.outcome}.\n\n" + "\n".join(f"- {g.sentence}" for g in decision.gates)
-        _register(project, "policy", decision.candidate, updated.mlflow_run_id or record.mlflow_run_id, tags, description)
+        description = f"Candidate of round {number}: {decision.outcome}.\n\n" + "\n".join(
+            f"- {g.sentence}" for g in decision.gates
+        )
+        _register(
+            project,
+            "policy",
+            decision.candidate,
+            updated.mlflow_run_id or record.mlflow_run_id,
+            tags,
+            description,
+        )
 
 
 def _register(

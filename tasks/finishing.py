@@ -77,7 +77,9 @@ def view(project: Project, number: int) -> RoundView:
         alarms=decision.alarms,
         update_steps=_steps(project, number),
         reward_model_metrics=rewards.metrics if rewards else {},
-        calibration=[CalibrationPoint(b.confidence, b.accuracy, b.pairs) for b in rewards.calibration] if rewards else [],
+        calibration=[CalibrationPoint(b.confidence, b.accuracy, b.pairs) for b in rewards.calibration]
+        if rewards
+        else [],
         accuracy_by_round=rewards.accuracy_by_round if rewards else {},
         comparison=comparison.metrics if comparison else {},
         samples=_samples(project, number),

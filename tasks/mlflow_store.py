@@ -113,7 +113,7 @@ class MlflowStore:
 
     def forget_dead_owners(self) -> None:
         """Removes the locks that nobody holds."""
-        for path in (self.folder / "owners").iterdir():
+        for path in (self.folder / "owners").glob("*"):
             if not self.lives(path.name):
                 path.unlink()
 

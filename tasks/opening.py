@@ -64,7 +64,10 @@ def open_round(project: Project, number: int, settings: Settings, seed: int, sou
         "rlhf.git_commit": git_commit(),
     }
     run_id = project.tracker.open_round(
-        number, settings_yaml=yaml.safe_dump(held, sort_keys=False), parameters=key_parameters(held), tags=tags
+        number,
+        settings_yaml=yaml.safe_dump(held, sort_keys=False),
+        parameters=key_parameters(held),
+        tags=tags,
     )
     record = project.ledger.open_round(
         RoundRecord(
@@ -98,8 +101,6 @@ def git_commit() -> str:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     return described.stdout.strip()
-
-
 
 
 def close_round(project: Project, number: int) -> None:

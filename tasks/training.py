@@ -46,7 +46,11 @@ def measure(
     round: Round, policy: ArtifactRef, prompts: dict[str, ArtifactRef], settings: Evals, subject: str
 ) -> ArtifactRef:
     """The numbers of one policy; the same random numbers for every policy of the project, in every round."""
-    inputs = {"trunk": round.artifact("trunk"), "policy": policy, "held_out_prompts": prompts["held_out_prompts"]}
+    inputs = {
+        "trunk": round.artifact("trunk"),
+        "policy": policy,
+        "held_out_prompts": prompts["held_out_prompts"],
+    }
     seed = derive_seed(round.record.seed, "measurement")
     return round.run("measurement", settings.held_out, inputs, subject=subject, seed=seed)["measurements"]
 

@@ -26,7 +26,7 @@ MODELS = {"models", "pretrained", "tiny_model"}
 FLOORS = (
     WITH_TORCH | WITHOUT_TORCH,
     {"batch"},
-    {"trunk", "generation"} | MODELS,
+    {"trunk", "roles", "generation"} | MODELS,
     {"algorithms", "rewards", "annotators", "evals", "desk", "report"},
     {"stages"},
     {"tasks"},
@@ -39,7 +39,7 @@ SIDEWAYS = (
     {(room, other) for room in WITH_TORCH for other in WITH_TORCH | WITHOUT_TORCH}
     | {(room, other) for room in WITHOUT_TORCH for other in WITHOUT_TORCH}
     | {(room, other) for room in MODELS for other in MODELS}
-    | {("trunk", "models"), ("generation", "models"), ("generation", "trunk")}
+    | {("trunk", "models"), ("trunk", "roles"), ("generation", "models"), ("generation", "trunk")}
 )
 THROUGH_THE_DOOR = {
     ("algorithms", "rewards"),

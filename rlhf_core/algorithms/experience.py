@@ -27,7 +27,9 @@ class PromptStream:
 
     def step(self, step: int) -> list[Prompt]:
         """The prompts of one step."""
-        size = exact_div(self.rollouts_per_step, self.completions_per_prompt, "rollouts over completions_per_prompt")
+        size = exact_div(
+            self.rollouts_per_step, self.completions_per_prompt, "rollouts over completions_per_prompt"
+        )
         positions = range(step * size, (step + 1) * size)
         return [self._at(*divmod(position, len(self.prompts))) for position in positions]
 

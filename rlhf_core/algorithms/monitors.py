@@ -40,7 +40,9 @@ class Watch:
         for i, completion in enumerate(found.completions):
             length = int(batch.query_lengths[i])
             if batch.query_ids[i, :length].tolist() != completion.prompt_ids:
-                raise BrokenInvariant(f"row {i} does not hold the prompt ids of {completion.id}: rows were mixed up")
+                raise BrokenInvariant(
+                    f"row {i} does not hold the prompt ids of {completion.id}: rows were mixed up"
+                )
         if not torch.isfinite(batch.logprobs).all():
             raise BrokenInvariant(f"step {step}: log-probabilities are not finite; the policy is broken")
         if step == 0 and data.from_initial and not torch.equal(batch.logprobs, batch.ref_logprobs):

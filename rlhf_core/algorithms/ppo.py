@@ -75,7 +75,11 @@ class PPO(Settings):
 
     @model_validator(mode="after")
     def _divisible(self) -> "PPO":
-        exact_div(self.rollouts_per_step, self.completions_per_prompt, "rollouts_per_step over completions_per_prompt")
+        exact_div(
+            self.rollouts_per_step,
+            self.completions_per_prompt,
+            "rollouts_per_step over completions_per_prompt",
+        )
         exact_div(self.rollouts_per_step, self.num_minibatches, "rollouts_per_step over num_minibatches")
         return self
 
@@ -137,7 +141,9 @@ class PPOAlgorithm:
                 f"reward {metrics['objective/scores']:+.3f}  KL {metrics['objective/kl_sequence']:.2f}",
             )  # fmt: skip
             if to_start > settings.kl_budget:
-                sink.alarm(f"KL to the round's start is {to_start:.2f}, over the budget of {settings.kl_budget}: stopped")
+                sink.alarm(
+                    f"KL to the round's start is {to_start:.2f}, over the budget of {settings.kl_budget}: stopped"
+                )
                 return "kl_budget"
         return "num_steps"
 

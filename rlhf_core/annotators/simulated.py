@@ -50,7 +50,8 @@ class Simulated:
         gold = dict(zip(ids, scores, strict=True))
         return [
             Preference(
-                comparison_id=c.id, prompt_id=c.prompt_id, completion_a=c.completion_a, completion_b=c.completion_b,
+                comparison_id=c.id, prompt_id=c.prompt_id,
+                completion_a=c.completion_a, completion_b=c.completion_b,
                 choice=self._choose(c, gold[c.completion_a], gold[c.completion_b]),
                 annotator=self.settings.type, round=round,
             )

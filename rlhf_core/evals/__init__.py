@@ -29,4 +29,3 @@ class Evals(Settings):
     """Measured once for each policy, and kept."""
     win_rate: WinRate = WinRate()
     """Candidate against champion."""
-

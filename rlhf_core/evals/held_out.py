@@ -54,9 +54,7 @@ class HeldOut(Settings):
             with trunk.role("reference"):
                 initial, _ = trunk.logprobs(batch, temperature)
                 plain = initial if temperature == 1.0 else trunk.logprobs(batch, 1.0)[0]
-        return Sampled(
-            completions, (logprobs - initial).sum(-1).tolist(), (-plain).sum(-1).tolist()
-        )
+        return Sampled(completions, (logprobs - initial).sum(-1).tolist(), (-plain).sum(-1).tolist())
 
     def measure(self, sampled: Sampled) -> list[Measurement]:
         """One row for each metric and completion."""

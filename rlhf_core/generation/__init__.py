@@ -22,7 +22,7 @@ class Sampling(Settings):
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Divides the logits, here and in every log-probability of the stage."""
     batch_size: int = Field(default=64, ge=1)
-    """Rows decoded together. It is recipe: padding to the longest prompt rounds differently in another batch."""
+    """Rows decoded together. It is recipe: padded to another longest prompt, a row rounds differently."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Generator(Protocol):
     """Samples from a role of a trunk."""
 
     def sample(
-        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling,
-        progress: Progress = ...,
+        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
+        sampling: Sampling, progress: Progress = ...,
     ) -> list[Sample]:  # fmt: skip
         """One response for each prompt, drawn with that row's own seed."""
 
@@ -52,7 +52,9 @@ def check_lengths(trunk: Trunk, prompts: Sequence[Prompt], sampling: Sampling) -
     """The ids of prompts that leave room for a response; raises for those that do not."""
     encoded = [trunk.codec.encode_prompt(prompt) for prompt in prompts]
     limit = trunk.codec.context_length - sampling.max_new_tokens
-    long = [f"{p.id} ({len(ids)} tokens)" for p, ids in zip(prompts, encoded, strict=True) if len(ids) > limit]
+    long = [
+        f"{p.id} ({len(ids)} tokens)" for p, ids in zip(prompts, encoded, strict=True) if len(ids) > limit
+    ]
     if long:
         raise ValueError(
             f"{len(long)} prompts leave no room for {sampling.max_new_tokens} new tokens in a context of "
@@ -65,7 +67,7 @@ def complete(
     generator: Generator, trunk: Trunk, role: str, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]],
     sampling: Sampling, progress: Progress = lambda done, total: None,
 ) -> list[Completion]:  # fmt: skip
-    """`len(seeds[i])` completions of each prompt, each drawn with its own seed, in the order of the prompts."""
+    """`len(seeds[i])` completions of each prompt, each with its own seed, in the order of the prompts."""
     encoded = check_lengths(trunk, prompts, sampling)
     rows = [(i, k) for i in range(len(prompts)) for k in range(len(seeds[i]))]
     samples = generator.sample(

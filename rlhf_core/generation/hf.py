@@ -3,11 +3,12 @@
 Left padding exists in this file only. A row's randomness is its own seed's, whatever is decoded beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from rlhf_core.generation import Progress, Sample, Sampling
 from rlhf_core.records import StopReason
@@ -39,19 +40,32 @@ class HFGenerator:
 
     @torch.no_grad()
     def sample(
-        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling,
-        progress: Progress = lambda done, total: None,
+        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
+        sampling: Sampling, progress: Progress = lambda done, total: None,
     ) -> list[Sample]:  # fmt: skip
         """One response for each prompt; prompts of like length are decoded together."""
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         found: dict[int, Sample] = {}
-        with trunk.merged(role):
+        with trunk.merged(role), _bare(trunk.model):
             for start in range(0, len(order), sampling.batch_size):
                 rows = order[start : start + sampling.batch_size]
-                samples = _decode(trunk, [prompts[row] for row in rows], [seeds[row] for row in rows], sampling)
+                samples = _decode(
+                    trunk, [prompts[row] for row in rows], [seeds[row] for row in rows], sampling
+                )
                 found.update(zip(rows, samples, strict=True))
                 progress(len(found), len(order))
         return [found[row] for row in range(len(prompts))]
+
+
+@contextmanager
+def _bare(model: PreTrainedModel) -> Iterator[None]:
+    """Without the model's own generation defaults: `generate` merges them into whatever it is handed."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _decode(
@@ -63,7 +77,7 @@ def _decode(
     attention_mask = torch.tensor(
         [[*[0] * (width - len(p)), *[1] * len(p)] for p in prompts], device=trunk.device
     )
-    config = GenerationConfig(
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=sampling.max_new_tokens, do_sample=False, num_beams=1, use_cache=True,
         eos_token_id=list(trunk.codec.eos_ids), pad_token_id=pad,
     )  # fmt: skip
@@ -71,7 +85,7 @@ def _decode(
         [torch.rand(sampling.max_new_tokens, generator=torch.Generator().manual_seed(s)) for s in seeds]
     ).to(trunk.device)
     draw = InverseTransform(uniforms, width, sampling.temperature)
-    output = trunk.model.generate(  # type: ignore[operator]
+    output = trunk.model.generate(
         input_ids=input_ids,
         attention_mask=attention_mask,
         generation_config=config,

@@ -21,8 +21,8 @@ _BLOCK_START = re.compile(r"\A(\d*)([-+=#:.)])")
 def escape(text: str, limit: int = MAX_CHARACTERS) -> str:
     """The text as one line of inert Markdown, cut at `limit` characters.
 
-    It makes no link, image, HTML, emphasis, heading or list and leaves no table cell. Line ends are shown as ⏎,
-    control and format characters by their code; addresses get word joiners, which have no width.
+    It makes no link, image, HTML, emphasis, heading or list and leaves no table cell. Line ends are shown
+    as ⏎, control and format characters by their code; addresses get word joiners, which have no width.
     """
     whole = text.replace("\r\n", "\n").replace("\r", "\n").strip(" ")
     cut = whole if len(whole) <= limit else whole[:limit] + "…"

@@ -12,16 +12,17 @@ from rlhf_core.gates import Estimate
 from rlhf_core.ledger import GateResult, StageRecord
 from rlhf_core.report import plots
 from rlhf_core.report.markdown import code_block, escape, table
-from rlhf_core.report.view import RoundView, Sample
+from rlhf_core.report.view import NOT_MEASURED, RoundView, Sample
 
-NOT_MEASURED = "not measured"
 NUM_SAMPLES = 10
 SHORT_DIGEST = 12
 
 OUTCOMES = {
     "promoted": "**Promoted**: the candidate is the new champion",
     "rejected": "**Rejected**: the champion stays in service",
-    "reward_model_rejected": "**Reward model rejected**: no policy was trained on it, and the champion stays in service",
+    "reward_model_rejected": (
+        "**Reward model rejected**: no policy was trained, and the champion stays in service"
+    ),
 }
 
 POLICY_ROWS = {
@@ -81,7 +82,7 @@ def _sections(view: RoundView, images: Sequence[str]) -> Iterator[str]:
     yield _estimates((text, view.comparison.get(name)) for name, text in POLICY_ROWS.items())
     yield "## The reward model"
     overall = [(text, view.reward_model_metrics.get(name)) for name, text in REWARD_MODEL_ROWS.items()]
-    by_round = [
+    by_round: list[tuple[str, Estimate | None]] = [
         (f"accuracy on labels of round {number}", found)
         for number, found in sorted(view.accuracy_by_round.items())
     ]
@@ -109,7 +110,7 @@ def _decision(outcome: str, gates: Sequence[GateResult]) -> str:
     said = OUTCOMES.get(outcome, f"Ended as **{escape(outcome)}**")
     failed = [escape(gate.sentence) for gate in gates if not gate.passed]
     if failed:
-        return f"{said}. Of {len(gates)} gates {len(failed)} failed:\n\n{_list(failed)}"
+        return f"{said}. Gates failed, {len(failed)} of {len(gates)}:\n\n{_list(failed)}"
     return f"{said}. " + (f"All {len(gates)} gates passed." if gates else "No gate was judged.")
 
 

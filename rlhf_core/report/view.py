@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from rlhf_core.gates import Estimate
 from rlhf_core.ledger import GateResult, StageRecord
 
+NOT_MEASURED = "not measured"
+
 Steps = list[tuple[int, dict[str, float]]]
 """The metrics of each step of the policy update, in order."""
 

@@ -50,7 +50,9 @@ def run(context: StageContext) -> None:
 
     settings = context.settings(BootstrapJob)
     if settings.dtype == "auto":
-        raise ValueError("dtype `auto` reached a stage: it is resolved when a project is opened, and recorded")
+        raise ValueError(
+            "dtype `auto` reached a stage: it is resolved when a project is opened, and recorded"
+        )
     context.sink.progress(0, 2, "loading the base model")
     base = load_base(settings.base, torch_dtype(settings.dtype))
     with context.output("trunk", "trunk") as folder:

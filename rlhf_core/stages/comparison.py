@@ -42,7 +42,9 @@ def run(context: StageContext) -> None:
     seed = derive_seed(context.seed, "bootstrap")
     wins = settings.win_rate.judge(candidate.sampled, champion.sampled, context.seed)
     metrics = {
-        "eval/win_rate": Estimate.of(clustered_mean([w.value for w in wins], [w.prompt_id for w in wins], seed=seed)),
+        "eval/win_rate": Estimate.of(
+            clustered_mean([w.value for w in wins], [w.prompt_id for w in wins], seed=seed)
+        ),
         **{f"eval/{name}": estimate for name, estimate in candidate.numbers.items()},
         **_against(candidate, champion, "champion", seed),
         **_against(candidate, initial, "initial", seed),
@@ -64,7 +66,9 @@ def _against(candidate: Measured, other: Measured, who: str, seed: int) -> dict[
     return {
         **{f"eval/{name}_minus_{who}": estimate for name, estimate in differences.items()},
         **{
-            f"eval/{name}_over_{who}": Estimate.exactly(candidate.numbers[name].value / other.numbers[name].value)
+            f"eval/{name}_over_{who}": Estimate.exactly(
+                candidate.numbers[name].value / other.numbers[name].value
+            )
             for name in ("perplexity", "distinct_2", "response_length")
             if other.numbers[name].value > 0
         },

@@ -35,7 +35,11 @@ def run(context: StageContext) -> None:
         [derive_seed(context.seed, p.id, k) for k in range(settings.completions_per_prompt)] for p in prompts
     ]
     sampled = settings.sample(
-        trunk, HFGenerator(), prompts, seeds, lambda done, total: context.sink.progress(done, total, "completions")
+        trunk,
+        HFGenerator(),
+        prompts,
+        seeds,
+        lambda done, total: context.sink.progress(done, total, "completions"),
     )
     rows = settings.measure(sampled)
     numbers = {

@@ -24,7 +24,9 @@ class Pairing(Settings):
 def pair(completions: list[Completion], settings: Pairing, seed: int) -> list[Comparison]:
     """Comparisons of unlike completions of one prompt, in an order of showing that favours neither."""
     comparisons = []
-    for prompt_id, group in groupby(sorted(completions, key=lambda c: (c.prompt_id, c.id)), lambda c: c.prompt_id):
+    for prompt_id, group in groupby(
+        sorted(completions, key=lambda c: (c.prompt_id, c.id)), lambda c: c.prompt_id
+    ):
         draws = Random(derive_seed(seed, prompt_id))
         pairs = [(a.id, b.id) for a, b in combinations(list(group), 2) if a.text.strip() != b.text.strip()]
         if settings.pairs_per_prompt:

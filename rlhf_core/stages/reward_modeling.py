@@ -72,7 +72,9 @@ def fit(trunk: Trunk, batch: PreferenceBatch, settings: RewardModeling, context:
         minibatch_size=settings.prompts_per_minibatch, seed=derive_seed(context.seed, "order"),
     )  # fmt: skip
     for step, found in enumerate(walk):
-        metrics = {f"reward_model/train_{name.removeprefix('reward/')}": value for name, value in found.items()}
+        metrics = {
+            f"reward_model/train_{name.removeprefix('reward/')}": value for name, value in found.items()
+        }
         context.sink.log(step, metrics)
         text = f"loss {metrics['reward_model/train_loss']:.3f}  accuracy {metrics['reward_model/train_accuracy']:.2f}"
         context.sink.progress(step + 1, steps, text)
@@ -92,7 +94,9 @@ def _loss(
 def normalise(trunk: Trunk, reference: list[Completion]) -> None:
     """Shift and scale the head so that samples of the reference policy score 0 on average, with deviation 1."""
     if len(reference) < MIN_REFERENCE_SAMPLES:
-        raise ValueError(f"{len(reference)} reference samples: too few to fit a normaliser; label more completions")
+        raise ValueError(
+            f"{len(reference)} reference samples: too few to fit a normaliser; label more completions"
+        )
     with trunk.role("reward"):
         scores = trunk.scores(collate_completions(reference, trunk.codec.pad_id, trunk.device))
     deviation = scores.std()

@@ -94,7 +94,9 @@ def report(pairs: Sequence[_Pair], num_bins: int) -> RewardReport:
     rounds = sorted({pair.round for pair in pairs})
     return RewardReport(
         metrics={
-            "reward_model/accuracy": Estimate.of(clustered_wilson([pair.correct for pair in pairs], clusters)),
+            "reward_model/accuracy": Estimate.of(
+                clustered_wilson([pair.correct for pair in pairs], clusters)
+            ),
             "reward_model/length_accuracy": Estimate.of(
                 clustered_wilson([_half(pair.length_margin) for pair in pairs], clusters)
             ),

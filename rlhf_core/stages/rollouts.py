@@ -46,5 +46,8 @@ def shape_of(completions: list[Completion]) -> dict[str, float]:
     return {
         "rollout/completions": float(total),
         "rollout/response_length": sum(len(c.response_ids) for c in completions) / total,
-        **{f"rollout/stop.{reason}": sum(c.stop is reason for c in completions) / total for reason in StopReason},
+        **{
+            f"rollout/stop.{reason}": sum(c.stop is reason for c in completions) / total
+            for reason in StopReason
+        },
     }

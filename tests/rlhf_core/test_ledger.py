@@ -90,9 +90,11 @@ def test_a_round_is_opened_once(ledger: Ledger) -> None:
 
 
 def test_rounds_are_in_order_of_their_numbers(ledger: Ledger) -> None:
-    for number in (10, 2, 1):
+    numbers = [7, 30, 2, 12, 9, 100, 1, 25, 4, 11]
+    for number in numbers:
         open_round(ledger, number)
-    assert ledger.rounds() == [1, 2, 10]
+    assert ledger.rounds() == sorted(numbers)
+    assert ledger.open_round_number() == 1
 
 
 def test_the_open_round_is_the_one_without_a_decision(ledger: Ledger) -> None:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.metrics import Spool, WeightedMeans, clustered_mean, read_lines, timed, wilson
+from rlhf_core.metrics import (
+    Spool,
+    WeightedMeans,
+    clustered_mean,
+    clustered_wilson,
+    read_lines,
+    timed,
+    wilson,
+)
 
 
 def test_wilson_by_hand() -> None:
@@ -82,10 +90,10 @@ def test_correlated_items_give_a_wider_interval_with_their_clusters() -> None:
 
 
 def test_the_interval_turns_with_the_sign_and_depends_on_the_seed_alone() -> None:
-    values, clusters = [0.5, 1.0, -2.0, 0.25, 3.0, 8.0], list("abcdef")
+    values, clusters = [random.Random(i).gauss(0, 1) for i in range(20)], [str(i) for i in range(20)]
     value, low, high = clustered_mean(values, clusters, seed=5)
     assert clustered_mean([-v for v in values], clusters, seed=5) == (-value, -high, -low)
-    assert clustered_mean(values[::-1], clusters[::-1], seed=5) == (value, low, high)
+    assert clustered_mean(values[::-1], clusters[::-1], seed=5) == pytest.approx((value, low, high))
     assert low < value < high
 
 
@@ -98,6 +106,42 @@ def test_a_mean_of_nothing_or_of_no_number_is_refused(values: list[float]) -> No
 def test_every_value_needs_its_cluster() -> None:
     with pytest.raises(ValueError, match="shorter"):
         clustered_mean([1.0, 2.0], ["a"], seed=0)
+
+
+def test_clustered_wilson_by_hand() -> None:
+    # p = 6/10; the clusters' residuals 2 - 1.2, 1 - 2.4, 3 - 2.4 have squares 0.64 + 1.96 + 0.36 = 2.96,
+    # so the clustered variance is 2.96 / 10^2 * 3/2 = 0.0444; the independent one 0.24 / 10; deff = 1.85.
+    successes, clusters = [1, 1, 0, 0, 0, 1, 1, 1, 1, 0], list("aabbbbcccc")
+    assert clustered_wilson(successes, clusters) == pytest.approx(wilson(6 / 1.85, 10 / 1.85))
+
+
+def test_repeating_every_item_inside_its_cluster_leaves_the_clustered_share_alone() -> None:
+    successes, clusters = [1, 0, 0, 1, 1, 0.5], list("abcdef")
+    once = clustered_wilson(successes, clusters)
+    assert clustered_wilson(successes * 5, clusters * 5) == pytest.approx(once)
+    assert once.high - once.low > 1.5 * (wilson(17.5, 30).high - wilson(17.5, 30).low)
+
+
+def test_items_that_disagree_inside_their_clusters_count_one_by_one() -> None:
+    # Every cluster has the mean of all: no variance between them, and deff stays at 1.
+    assert clustered_wilson([1, 0, 1, 0, 1, 0], list("aabbcc")) == pytest.approx(wilson(3, 6))
+
+
+@pytest.mark.parametrize(
+    ("successes", "clusters", "items"),
+    [([1] * 6, "aabbcc", 3), ([0] * 6, "aabbcc", 3), ([1, 1, 1, 0], "aaaa", 1), ([1], "a", 1)],
+)
+def test_a_cluster_counts_once_where_its_spread_is_unknown(
+    successes: list[float], clusters: str, items: int
+) -> None:
+    share = sum(successes) / len(successes)
+    assert clustered_wilson(successes, list(clusters)) == pytest.approx(wilson(share * items, items))
+
+
+@pytest.mark.parametrize("successes", [[], [2.0], [math.nan]])
+def test_a_clustered_share_of_nothing_or_of_no_share_is_refused(successes: list[float]) -> None:
+    with pytest.raises(ValueError, match="no interval"):
+        clustered_wilson(successes, ["a"] * len(successes))
 
 
 def test_weighted_means_by_hand() -> None:
@@ -169,11 +213,9 @@ def test_a_number_that_is_not_finite_goes_through_the_spool(tmp_path: Path) -> N
 
 
 def test_timed_adds_up_and_counts_what_failed() -> None:
-    times: dict[str, float] = {}
-    with timed(times, "time/sample"):
+    times = {"time/sample": 5.0}
+    with timed(times, "time/sample"), timed(times, "time/score"):
         pass
-    first = times["time/sample"]
-    with pytest.raises(KeyError), timed(times, "time/sample"):
+    with pytest.raises(KeyError), timed(times, "time/score"):
         raise KeyError
-    assert 0 <= first <= times["time/sample"] < 1
-    assert list(times) == ["time/sample"]
+    assert 5 < times["time/sample"] < 6 and 0 < times["time/score"] < 1

@@ -425,9 +425,9 @@ def test_the_fingerprint_of_a_folder_follows_its_content_not_its_place(
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "downloaded").write_text("yesterday")
     assert copy.fingerprint() == folders["llama"].fingerprint()
-    (tmp_path / "generation_config.json").rename(tmp_path / "unused.json")
+    (tmp_path / "generation_config.json").rename(tmp_path / "generation_config.json.old")
     assert copy.fingerprint() != folders["llama"].fingerprint()
-    (tmp_path / "unused.json").rename(tmp_path / "generation_config.json")
+    (tmp_path / "generation_config.json.old").rename(tmp_path / "generation_config.json")
     with (tmp_path / "config.json").open("a") as config:
         config.write("\n")
     assert copy.fingerprint() != folders["llama"].fingerprint()

@@ -178,8 +178,7 @@ def test_rows_without_an_id_get_one_from_their_content(jsonl) -> None:
 def test_equal_contents_without_ids_are_refused_and_the_reason_said(jsonl) -> None:
     source = jsonl('{"text": "Once", "kind": "a"}', '{"kind": "b", "text": "Once"}')
     assert refusal(source) == [
-        "line 2: id: a row without an id gets one from its content, "
-        "and '1372a3c27b34acef' is already the id of line 1"
+        "line 2: id: '1372a3c27b34acef', made from its content, is already the id of line 1"
     ]
 
 

@@ -52,6 +52,8 @@ def test_processes_that_open_a_new_home_at_once_find_one_whole_database(tmp_path
         assert database.execute("pragma integrity_check").fetchall() == [("ok",)]
         assert database.execute("select name from experiments").fetchall() == [("Default",), ("demo",)]
     database.close()
+    # Nobody has written there yet, so nobody can have left anything.
+    assert Tracker(tmp_path, "demo").repair() == []
 
 
 def test_runs_of_a_killed_process_are_closed_and_its_round_goes_on(tracker: Tracker, tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""What a role is made of beside the trunk: its adapter's settings, its head, and the files that hold it."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlhf_core.artifacts import canonical
+from rlhf_core.settings import Settings
+
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+HEAD, ROLE = "head.safetensors", "role.json"
+PREFIX = "base_model.model."  # how peft names the model that it wraps
+
+
+class Lora(Settings):
+    """A low-rank adapter (Hu et al., 2021) on the linear layers of the trunk."""
+
+    rank: int = Field(default=16, ge=1, le=1024)
+    """Rank of the update; more can learn more and memorise more."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The update is scaled by alpha / rank."""
+    last_layers: int = Field(default=0, ge=0)
+    """Adapt only this many of the last layers; 0 adapts all. Fewer are cheaper and memorise less."""
+
+
+class RoleFile(Settings):
+    """What `role.json` says, beside the files that are peft's."""
+
+    trunk: str
+    """Digest of the trunk that the adapter was trained on."""
+    lora: Lora
+    """The adapter's settings."""
+    has_head: bool
+    """Whether the role gives numbers; a head's file that is lost is then missed."""
+
+
+class ScalarHead(nn.Module):
+    """A number for each state: (w . h + b - shift) / scale, in float32.
+
+    w starts as N(0, 1/(H+1)) and b as 0 (Stiennon et al., 2020). `shift` and `scale` are the normaliser that
+    is fitted after training; they are part of the saved state.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, hidden_size: int, generator: torch.Generator) -> None:
+        super().__init__()
+        weight = torch.randn(hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(()))
+        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., H] to [...]."""
+        # A product and a sum, not a matrix product: its order of summation does not depend on other rows.
+        raw = (hidden.float() * self.weight).sum(-1) + self.bias
+        return (raw - self.shift) / self.scale
+
+
+def peft_settings(linears: Mapping[str, nn.Module], num_layers: int, lora: Lora) -> dict[str, Any]:
+    """What peft is told of an adapter on these layers, to make it here or to read its files elsewhere."""
+    if lora.last_layers > num_layers:
+        raise ValueError(
+            f"last_layers is {lora.last_layers}, and the trunk has {num_layers} layers; 0 adapts them all"
+        )
+    first = num_layers - lora.last_layers if lora.last_layers else 0
+    names = [name for name in linears if _layer_number(name) >= 0]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.rpartition(".")[2] for name in names}),
+        "layers_to_transform": list(range(first, num_layers)),
+        # GPT-2 keeps its weights transposed, in a layer of its own kind.
+        "fan_in_fan_out": not any(isinstance(linears[name], nn.Linear) for name in names),
+    }
+
+
+def write_role(
+    folder: Path,
+    role: RoleFile,
+    adapter: Mapping[str, Tensor],
+    head: ScalarHead | None,
+    peft: Mapping[str, Any],
+) -> None:
+    """A role's files; equal roles give equal bytes, and plain peft reads the adapter."""
+    tensors = {f"{PREFIX}{name}": adapter[name].detach().cpu().contiguous() for name in sorted(adapter)}
+    save_file(tensors, folder / ADAPTER)
+    (folder / ADAPTER_CONFIG).write_bytes(canonical(peft))
+    (folder / ROLE).write_bytes(canonical(role.to_json()))
+    if head is not None:
+        save_file({name: tensor.cpu() for name, tensor in head.state_dict().items()}, folder / HEAD)
+
+
+def read_role(folder: Path, trunk: str) -> RoleFile:
+    """What kind of role a folder holds; one of another trunk than this digest's is refused."""
+    role = RoleFile.model_validate(json.loads((folder / ROLE).read_bytes()))
+    if role.trunk != trunk:
+        raise ValueError(
+            f"this adapter was trained on trunk {role.trunk[:12]} and this is {trunk[:12]}: "
+            "its numbers would mean nothing here. Use the project's own trunk, or rebase the project."
+        )
+    return role
+
+
+@torch.no_grad()
+def fill_role(folder: Path, adapter: Mapping[str, Tensor], head: ScalarHead | None) -> None:
+    """Copy a role's files into these tensors, strictly: none missing, none to spare, all of one shape."""
+    _fill(
+        {f"{PREFIX}{name}": tensor for name, tensor in adapter.items()},
+        load_file(folder / ADAPTER),
+        "adapter",
+    )
+    if head is not None:
+        _fill(head.state_dict(), load_file(folder / HEAD), "head")
+
+
+def _fill(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    if differing := sorted(saved.keys() ^ own.keys()):
+        raise ValueError(
+            f"the {what} does not fit this trunk: {len(differing)} tensors are missing or to spare, "
+            f"{', '.join(differing[:3])}. It was cut short, or made for another model."
+        )
+    for name, tensor in own.items():
+        if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+            raise ValueError(
+                f"{what} tensor {name} is {saved[name].dtype} {list(saved[name].shape)}, and the trunk wants "
+                f"{tensor.dtype} {list(tensor.shape)}: it was made for another model."
+            )
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+
+
+def _layer_number(name: str) -> int:
+    """The number in a module's name, -1 where it is in no layer."""
+    found = re.search(r"\.(\d+)\.", name)
+    return int(found[1]) if found else -1

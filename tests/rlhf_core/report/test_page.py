@@ -1,0 +1,183 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from rlhf_core.artifacts import ArtifactRef
+from rlhf_core.gates import Estimate, Gate, judge
+from rlhf_core.ledger import StageRecord
+from rlhf_core.report import CalibrationPoint, RoundView, Sample, write_report
+
+RENDERER = MarkdownIt("commonmark", {"html": True}).enable("table")
+POLICY = ArtifactRef(kind="policy", digest="0123456789ab" + "f" * 52, key="0" * 64)
+CRITIC = ArtifactRef(kind="critic", digest="ba9876543210" + "f" * 52, key="0" * 64)
+COMPARISON = {
+    "eval/win_rate": Estimate(value=0.61, low=0.53, high=0.69),
+    "eval/gold_before": Estimate(value=0.1234567, low=0.1, high=0.15),
+    "eval/perplexity_over_initial": Estimate.exactly(1.25),
+}
+WIN_RATE = Gate(metric="eval/win_rate", direction="above", bound=0.5)
+DISTINCT = Gate(metric="eval/distinct_2_over_initial", direction="above", bound=0.8)
+
+VIEW = RoundView(
+    project="quickstart",
+    round=2,
+    outcome="promoted",
+    stages=[
+        StageRecord(
+            stage="policy_update", key="0" * 64, outputs={"policy": POLICY, "critic": CRITIC},
+            cached=False, seconds=12.34, mlflow_run_id="1",
+        ),
+        StageRecord(
+            stage="measurement.champion", key="0" * 64, outputs={},
+            cached=True, seconds=0.0, mlflow_run_id="2",
+        ),
+    ],
+    gates=judge([WIN_RATE], COMPARISON),
+    alarms=[],
+    update_steps=[],
+    reward_model_metrics={"reward_model/accuracy": Estimate(value=0.7, low=0.6, high=0.8)},
+    calibration=[],
+    accuracy_by_round={2: Estimate.exactly(0.75), 1: Estimate(value=0.65, low=0.5, high=0.8)},
+    comparison=COMPARISON,
+    samples=[Sample("The rain", "is wet.", "")],
+    links={"MLflow": "http://localhost/runs?a=1&b=2", "again": "rlhf status quickstart"},
+    settings_yaml="rounds: 2\n",
+)  # fmt: skip
+PLOTTED = replace(
+    VIEW, update_steps=[(0, {"objective/scores": 0.1})], calibration=[CalibrationPoint(0.7, 0.6, 12)]
+)
+ENDED_EARLY = replace(
+    VIEW,
+    outcome="reward_model_rejected",
+    stages=[],
+    gates=judge(
+        [Gate(metric="reward_model/accuracy", direction="above", bound=0.65)], VIEW.reward_model_metrics
+    ),
+    accuracy_by_round={},
+    comparison={},
+    samples=[],
+    links={},
+)
+
+
+def _page(view: RoundView, folder: Path) -> str:
+    return write_report(view, folder).read_text()
+
+
+def _row(page: str, first: str) -> list[str]:
+    """The other cells of the one row that starts with `first`."""
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {first} |")]
+    return [cell.strip() for cell in row.split("|")[2:-1]]
+
+
+def test_the_decision_is_the_first_sentence(tmp_path: Path) -> None:
+    title, _, decision, *_ = _page(VIEW, tmp_path).splitlines()
+    assert title == "# quickstart, round 2"
+    assert decision == "**Promoted**: the candidate is the new champion. All 1 gates passed."
+
+
+def test_a_rejection_names_every_gate_that_failed_and_no_other(tmp_path: Path) -> None:
+    gates = judge([WIN_RATE, DISTINCT, WIN_RATE.model_copy(update={"bound": 0.6})], COMPARISON)
+    page = _page(replace(VIEW, outcome="rejected", gates=gates), tmp_path)
+    assert page.splitlines()[2:6] == [
+        "**Rejected**: the champion stays in service. Gates failed, 2 of 3:",
+        "",
+        r"- eval/distinct\_2\_over\_initial was not measured: failed",
+        r"- eval/win\_rate is 0.61, lower end 0.53; must be above 0.6: failed",
+    ]
+    assert _row(page, r"eval/win\_rate &gt; 0.6") == ["0.53", "**failed**"]
+    assert _row(page, r"eval/win\_rate &gt; 0.5") == ["0.53", "passed"]
+    assert _row(page, r"eval/distinct\_2\_over\_initial &gt; 0.8") == ["not measured", "**failed**"]
+
+
+def test_a_round_that_ended_before_its_policy_says_what_it_lacks(tmp_path: Path) -> None:
+    page = _page(ENDED_EARLY, tmp_path)
+    assert page.splitlines()[2].startswith("**Reward model rejected**: no policy was trained")
+    policy_table = page[page.index("## The policy") : page.index("## The reward model")]
+    cells = [line.split("|")[2].strip() for line in policy_table.splitlines() if line.startswith("| ")][2:]
+    assert len(cells) > 10 and set(cells) == {"not measured"}
+    for heading in ("Plots", "Samples"):
+        assert f"## {heading}\n\nnot measured\n" in page
+    assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_an_end_without_a_sentence_of_its_own_is_named(tmp_path: Path) -> None:
+    page = _page(replace(ENDED_EARLY, outcome="stale", gates=[]), tmp_path)
+    assert page.splitlines()[2] == "Ended as **stale**. No gate was judged."
+
+
+def test_numbers_stand_beside_their_intervals_and_a_missing_one_is_said_to_be_missing(tmp_path: Path) -> None:
+    page = _page(VIEW, tmp_path)
+    assert _row(page, "win rate against the champion") == ["0.61", "0.53 to 0.69"]
+    assert _row(page, "gold, champion (before)") == ["0.1235", "0.1 to 0.15"]
+    assert _row(page, "perplexity of its text, over the initial policy's") == ["1.25", ""]
+    assert _row(page, "gold, candidate (after)") == ["not measured", ""]
+    assert _row(page, "accuracy on held-out pairs") == ["0.7", "0.6 to 0.8"]
+    assert _row(page, "the same pairs, the longer one taken") == ["not measured", ""]
+    assert _row(page, "accuracy on labels of round 1") == ["0.65", "0.5 to 0.8"]
+    assert page.index("labels of round 1") < page.index("labels of round 2")
+
+
+def test_stages_are_shown_with_seconds_and_short_digests(tmp_path: Path) -> None:
+    page = _page(VIEW, tmp_path)
+    assert _row(page, r"policy\_update") == ["no", "12.3", "critic ba9876543210, policy 0123456789ab"]
+    assert _row(page, "measurement.champion".replace(".", "\u2060.\u2060")) == ["yes", "0.0", ""]
+
+
+def test_every_image_is_a_file_beside_the_page(tmp_path: Path) -> None:
+    page = _page(PLOTTED, tmp_path)
+    names = re.findall(r"!\[[^]]*\]\(([^)]*)\)", page)
+    assert sorted([*names, "report.md"]) == sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 3
+
+
+def test_links_and_commands_are_told_apart(tmp_path: Path) -> None:
+    html = RENDERER.render(_page(VIEW, tmp_path))
+    assert '<a href="http://localhost/runs?a=1&amp;b=2">MLflow</a>' in html
+    assert "again: <code>rlhf status quickstart</code>" in html
+
+
+def test_ten_samples_are_shown_and_an_empty_text_is_said_to_be_empty(tmp_path: Path) -> None:
+    samples = [Sample(f"prompt{i}", f"old{i}", "") for i in range(12)]
+    page = _page(replace(VIEW, samples=samples), tmp_path)
+    assert "**10.** prompt9\n\n- before: old9\n- after: *(empty)*" in page
+    assert "prompt10" not in page
+
+
+def test_alarms_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    assert "## Alarms" not in _page(VIEW, tmp_path)
+    assert "## Alarms\n\n- step 3: KL\n- &lt;b&gt;\n" in _page(
+        replace(VIEW, alarms=["step 3: KL", "<b>"]), tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "</td></table><script>alert(1)</script>",
+        "![x](http://evil.example/x.png)",
+        "\n\n# heading\n\n| a | b |\n|---|---|\n",
+        "``` \n```\n<iframe>",
+        "[x]: http://evil.example\n\n[MLflow]: http://evil.example",
+        "a\u202eb" * 1000,
+    ],
+)
+def test_hostile_text_changes_nothing_of_the_page_but_text(hostile: str, tmp_path: Path) -> None:
+    def structure(sample: str) -> list[str]:
+        view = replace(VIEW, samples=[Sample(sample, sample, sample)], alarms=[sample])
+        blocks = RENDERER.parse(_page(view, tmp_path))
+        kinds = [kind for block in blocks for kind in (block.type, *(t.type for t in block.children or []))]
+        return [kind for kind in kinds if kind not in ("text", "softbreak")]
+
+    assert structure(hostile) == structure("harmless")
+
+
+def test_the_same_view_gives_the_same_files(tmp_path: Path) -> None:
+    def contents(folder: Path) -> dict[str, bytes]:
+        write_report(PLOTTED, folder)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")

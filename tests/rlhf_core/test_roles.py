@@ -1,0 +1,175 @@
+"""A role on disk: equal bytes for equal roles, nothing that does not fit is taken in, plain peft reads it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlhf_core.batch import TextBatch
+from rlhf_core.trunk import Lora, Trunk
+
+MakeTrunk = Callable[..., Trunk]
+Change = Callable[[dict[str, Tensor]], None]
+
+# What transformers 5.24 says to peft 0.21 itself, whatever it loads.
+PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture
+def saved(make_trunk: MakeTrunk, stir: Callable[..., None], tmp_path: Path) -> tuple[Trunk, Path]:
+    """A trunk with a trained reward role, and the folder that holds it."""
+    trunk = make_trunk()
+    trunk.add_role("reward", Lora(rank=4, alpha=8.0), seed=0, head=True)
+    stir(trunk, "reward")
+    folder = tmp_path / "reward"
+    folder.mkdir()
+    trunk.save_role("reward", folder)
+    return trunk, folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@torch.no_grad()
+def told(trunk: Trunk, role: str, batch: TextBatch) -> list[Tensor]:
+    with trunk.role(role):
+        return [trunk.logprobs(batch, 1.0)[0], trunk.values(batch), trunk.scores(batch)]
+
+
+def test_a_role_is_the_same_bytes_however_often_and_from_wherever_it_is_saved(
+    saved: tuple[Trunk, Path], make_trunk: MakeTrunk, tmp_path: Path
+) -> None:
+    trunk, folder = saved
+    other = make_trunk()
+    other.add_role("policy", Lora(), seed=5)
+    other.load_role("another name", folder)
+    for source, role in ((trunk, "reward"), (other, "another name")):
+        again = tmp_path / role
+        again.mkdir(exist_ok=True)
+        source.save_role(role, again)
+        assert contents(again) == contents(folder)
+    assert sorted(contents(folder)) == [
+        "adapter_config.json", "adapter_model.safetensors", "head.safetensors", "role.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_role_gives_the_same_bits_its_normaliser_included(
+    make_trunk: MakeTrunk, make_batch: Callable[..., TextBatch], stir: Callable[..., None], tmp_path: Path,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    trunk, other = make_trunk(dtype), make_trunk(dtype)
+    trunk.add_role("reward", Lora(rank=4), seed=0, head=True)
+    stir(trunk, "reward")
+    trunk.save_role("reward", tmp_path)
+    other.load_role("reward", tmp_path)
+    batch = make_batch([(5, 15), (30, 3), (70, 9)])
+    for found, wanted in zip(told(other, "reward", batch), told(trunk, "reward", batch), strict=True):
+        assert torch.equal(found, wanted)
+    head = other.heads["reward"]
+    assert (head.shift.item(), head.scale.item()) == pytest.approx((0.3, 1.7))  # what `stir` set
+
+
+def test_no_path_and_no_metadata_is_inside_the_files(saved: tuple[Trunk, Path], tmp_path: Path) -> None:
+    for name, data in contents(saved[1]).items():
+        assert str(tmp_path).encode() not in data
+        if name.endswith(".safetensors"):  # eight bytes of length, then a JSON header
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            assert "__metadata__" not in header
+
+
+def test_an_adapter_of_another_trunk_is_refused(saved: tuple[Trunk, Path]) -> None:
+    trunk, folder = saved
+    trunk.digest = "e" * 64
+    with pytest.raises(ValueError, match="trained on trunk dddddddddddd and this is eeeeeeeeeeee"):
+        trunk.load_role("policy", folder)
+
+
+def drop(tensors: dict[str, Tensor]) -> None:
+    del tensors[max(tensors)]
+
+
+def add(tensors: dict[str, Tensor]) -> None:
+    tensors["spare"] = torch.zeros(2)
+
+
+def reshape(tensors: dict[str, Tensor]) -> None:
+    tensors[max(tensors)] = torch.zeros(3)
+
+
+def retype(tensors: dict[str, Tensor]) -> None:
+    tensors[max(tensors)] = tensors[max(tensors)].double()
+
+
+@pytest.mark.parametrize(("file", "what"), [("adapter_model", "adapter"), ("head", "head")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, r"the {} does not fit this trunk: 1 tensors are missing or to spare, .*weight"),
+        (add, r"the {} does not fit this trunk: 1 tensors are missing or to spare, spare"),
+        (reshape, r"{} tensor .*weight is torch.float32 \[3\], and the trunk wants torch.float32 \["),
+        (retype, r"{} tensor .*weight is torch.float64 \[.*, and the trunk wants torch.float32 \["),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_and_leave_no_role_behind(
+    saved: tuple[Trunk, Path], make_batch: Callable[..., TextBatch], file: str, what: str, change: Change,
+    message: str,
+) -> None:  # fmt: skip
+    trunk, folder = saved
+    wanted = told(trunk, "reward", make_batch([(5, 15)]))
+    path = folder / f"{file}.safetensors"
+    whole = path.read_bytes()
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=message.format(what)):
+        trunk.load_role("policy", folder)
+    assert trunk.roles == ["reward"] and list(trunk.heads) == ["reward"]
+    # The trunk is none the worse: the whole file is taken, and the role that was there says what it said.
+    path.write_bytes(whole)
+    trunk.load_role("policy", folder)
+    for role in ("policy", "reward"):
+        for found, said in zip(told(trunk, role, make_batch([(5, 15)])), wanted, strict=True):
+            assert torch.equal(found, said)
+
+
+def test_a_head_that_was_lost_is_missed(saved: tuple[Trunk, Path]) -> None:
+    trunk, folder = saved
+    (folder / "head.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"head\.safetensors"):
+        trunk.load_role("policy", folder)
+    assert trunk.roles == ["reward"]
+
+
+def test_an_adapter_in_another_dtype_than_the_trunks_is_refused(
+    saved: tuple[Trunk, Path], make_trunk: MakeTrunk
+) -> None:
+    with pytest.raises(ValueError, match=r"is torch.float32 .*the trunk wants torch.bfloat16"):
+        make_trunk(torch.bfloat16).load_role("reward", saved[1])
+
+
+@PEFT_ASKS
+@pytest.mark.parametrize("last_layers", [0, 1])
+def test_plain_peft_reads_a_saved_adapter_and_says_the_same(
+    make_trunk: MakeTrunk, stir: Callable[..., None], tmp_path: Path, last_layers: int
+) -> None:
+    trunk = make_trunk()
+    trunk.add_role("policy", Lora(rank=4, alpha=8.0, last_layers=last_layers), seed=0)
+    stir(trunk, "policy")
+    trunk.save_role("policy", tmp_path)
+    # Warnings are errors: neither an unknown key nor a missing tensor goes by unseen.
+    plain = PeftModel.from_pretrained(make_trunk().model, tmp_path).eval()
+    ids = torch.arange(40)[None]
+    with torch.no_grad(), trunk.role("policy"):
+        found, wanted = plain(input_ids=ids).logits, trunk.model(input_ids=ids).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        assert (
+            trunk.model(input_ids=ids).logits - wanted
+        ).abs().max() > 0.1  # and the adapter does something
