@@ -57,8 +57,10 @@ def run(
 
 @app.command()
 def status(
-    project: Annotated[str, typer.Argument(help="The project's name.")], home: Home = Path(".rlhf"), as_json: AsJson = False
-) -> None:  # fmt: skip
+    project: Annotated[str, typer.Argument(help="The project's name.")],
+    home: Home = Path(".rlhf"),
+    as_json: AsJson = False,
+) -> None:
     """What has happened in PROJECT."""
     with _stdout_kept_for_json(as_json):
         from rich.console import Console

@@ -30,10 +30,16 @@ class ConsoleDisplay:
         self._last_line = time.monotonic()
         if self.console.is_terminal:
             self._live = Progress(
-                SpinnerColumn(), TextColumn("{task.description:<24}"), BarColumn(bar_width=24),
-                TextColumn("{task.fields[text]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-                console=self.console, transient=True,
-            )  # fmt: skip
+                SpinnerColumn(),
+                TextColumn("{task.description:<24}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[text]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
             self._task = self._live.add_task(name, total=None, text="")
             self._live.start()
 

@@ -18,7 +18,7 @@ from rlhf_core.stages.prompts import split
 from tasks.mlflow_store import quiet_environment
 
 if TYPE_CHECKING:
-    from tasks.context import Project
+    from tasks.project import Project
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
         record = ledger.project()
         if record.base != fingerprint or record.settings["bootstrap"] != bootstrap.to_json():
             raise InvalidSettings(
-                f"project {settings.project!r} was opened on another base model or adapter: its policies mean nothing "
-                "on this one. Use the `bootstrap` it was opened with, or name a new project."
+                f"project {settings.project!r} was opened on another base model or adapter: its policies "
+                "mean nothing on this one. Use the `bootstrap` it was opened with, or name a new project."
             )
     wanted = decided(ledger) + more if more is not None else (1 if rounds is None else rounds)
     return Plan(settings, bootstrap, execution, prompts, fingerprint, wanted)
@@ -75,7 +75,8 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay) -> dict[str, Json]:
         lock.acquire(timeout=0)
     except Timeout:
         raise InvalidSettings(
-            f"another command is playing project {name!r} in {home}: its rounds come one after the other. Wait for it."
+            f"another command is playing project {name!r} in {home}: its rounds come one after the other. "
+            "Wait for it."
         ) from None
     with lock:
         ledger = Ledger(home / "projects", name)
@@ -96,9 +97,9 @@ def _slow_imports() -> None:
 
 
 def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
-    from tasks.context import Project
     from tasks.finishing import finish_round, unfinished
     from tasks.opening import open_project
+    from tasks.project import Project
 
     project = Project(home, plan.settings.project, plan.execution, display)
     project.tracker.open()

@@ -64,9 +64,10 @@ class RunSettings(Settings):
         groups = self.prompts.labelling * (1 - self.reward_model.held_out_share)
         if groups < self.reward_model.prompts_per_minibatch:
             raise ValueError(
-                f"about {groups:.0f} of {self.prompts.labelling} labelled prompts train the reward model, fewer than "
-                f"reward_model.prompts_per_minibatch ({self.reward_model.prompts_per_minibatch}): no step would be "
-                "taken. Label more prompts a round, or use smaller minibatches."
+                f"about {groups:.0f} of {self.prompts.labelling} labelled prompts train the reward model, "
+                "fewer than reward_model.prompts_per_minibatch "
+                f"({self.reward_model.prompts_per_minibatch}): no step would be taken. "
+                "Label more prompts a round, or use smaller minibatches."
             )
         return self
 

@@ -10,9 +10,12 @@ from rlhf_core.ledger import DecisionRecord, Ledger, StageRecord
 from rlhf_core.settings import Json
 
 COLUMNS = {
-    "eval/gold_before": "gold before", "eval/gold_after": "gold after", "eval/win_rate": "win rate",
-    "eval/kl_to_initial": "KL to initial", "reward_model/accuracy": "reward accuracy",
-}  # fmt: skip
+    "eval/gold_before": "gold before",
+    "eval/gold_after": "gold after",
+    "eval/win_rate": "win rate",
+    "eval/kl_to_initial": "KL to initial",
+    "reward_model/accuracy": "reward accuracy",
+}
 
 
 def summary(home: Path, name: str, executed: Set[tuple[int, str]] | None = None) -> dict[str, Json]:
@@ -85,5 +88,6 @@ def show(home: Path, name: str, console: Console) -> None:
             console.print(f"report    {page}", soft_wrap=True)
     console.print(
         f"MLflow    mlflow ui --backend-store-uri sqlite:///{home.resolve() / 'mlflow' / 'mlflow.db'}",
-        soft_wrap=True, highlight=False,
-    )  # fmt: skip
+        soft_wrap=True,
+        highlight=False,
+    )

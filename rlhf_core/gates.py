@@ -81,7 +81,10 @@ def _judge(gate: Gate, estimate: Estimate | None) -> GateResult:
     passed = bad_end > gate.bound if gate.direction == "above" else bad_end < gate.bound
     end = "lower" if gate.direction == "above" else "upper"
     return GateResult(
-        name=gate.name, value=bad_end, bound=gate.bound, passed=passed,
+        name=gate.name,
+        value=bad_end,
+        bound=gate.bound,
+        passed=passed,
         sentence=f"{gate.metric} is {estimate.value:.4g}, {end} end {bad_end:.4g}; must be {gate.direction} "
         f"{gate.bound:g}: {'passed' if passed else 'failed'}",
-    )  # fmt: skip
+    )

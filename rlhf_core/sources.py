@@ -105,8 +105,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _prompt(file: PromptFile, line: bytes) -> Prompt:
     """The prompt of a line; raises `InvalidSource` that names the keys as the file does."""
     keys = {
-        "id": file.id_field, "kind": file.kind_field, "text": file.text_field, "messages": file.messages_field
-    }  # fmt: skip
+        "id": file.id_field,
+        "kind": file.kind_field,
+        "text": file.text_field,
+        "messages": file.messages_field,
+    }
     row = _parse(line)
     values = {name: row[key] for name, key in keys.items() if row.get(key) is not None}
     form = [name for name in ("text", "messages") if name in values]

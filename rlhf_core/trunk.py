@@ -33,9 +33,14 @@ class Trunk:
     """The frozen base with its roles."""
 
     def __init__(
-        self, base: Base, digest: str, *, device: str = "cpu", bucket: int = 64,
+        self,
+        base: Base,
+        digest: str,
+        *,
+        device: str = "cpu",
+        bucket: int = 64,
         micro_batch_tokens: int = 2048,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model = base.model.to(device)  # type: ignore[arg-type]
         self.codec = TextCodec(base)
         self.digest = digest
@@ -45,9 +50,10 @@ class Trunk:
         self.heads: dict[str, ScalarHead] = {}
         output = self.model.get_output_embeddings()
         self._linears = {
-            name: module for name, module in self.model.named_modules()
+            name: module
+            for name, module in self.model.named_modules()
             if isinstance(module, nn.Linear | Conv1D) and module is not output
-        }  # fmt: skip
+        }
         self._lora: dict[str, Lora] = {}
         self._active: str | None = None
         self._check_head()
@@ -140,12 +146,8 @@ class Trunk:
         def of(rows: TextBatch, hidden: Tensor) -> Tensor:
             states = self._before_responses(rows, hidden)[rows.response_mask]
             ids = rows.response_ids[rows.response_mask]
-            found = [
-                self._head_chunk(
-                    states[i : i + HEAD_CHUNK], ids[i : i + HEAD_CHUNK], temperature, with_entropy
-                )
-                for i in range(0, len(ids), HEAD_CHUNK)
-            ]
+            chunks = zip(torch.split(states, HEAD_CHUNK), torch.split(ids, HEAD_CHUNK), strict=True)
+            found = [self._head_chunk(*chunk, temperature, with_entropy) for chunk in chunks]
             return _scatter(torch.cat(found), rows.response_mask)
 
         result = self._in_micro_batches(batch, of, (*batch.response_ids.shape, 2 if with_entropy else 1))

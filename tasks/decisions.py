@@ -9,7 +9,9 @@ from rlhf_core.gates import Gate, judge
 from rlhf_core.ledger import DecisionRecord, GateResult
 from rlhf_core.stages.promotion import Decision, Promotion
 from rlhf_core.stages.reward_validation import RewardReport
-from tasks.context import Project, Round, RoundEnded
+from tasks.context import Round, RoundEnded
+from tasks.project import Project
+from tasks.registry import RegisteredKind
 
 PROMOTED, REJECTED, REWARD_MODEL_REJECTED = "promoted", "rejected", "reward_model_rejected"
 STATE_NAMES = {PROMOTED: "Promoted", REJECTED: "GateRejected", REWARD_MODEL_REJECTED: "RewardModelRejected"}
@@ -51,11 +53,16 @@ def _decide(round: Round, outcome: str, candidate: ArtifactRef | None, gates: li
     }
     round.project.ledger.decide(
         DecisionRecord(
-            round=round.number, outcome=outcome, candidate=candidate, parent=round.record.champion, gates=gates,
-            metrics=metrics, alarms=[alarm for stage in stages for alarm in stage.alarms],
+            round=round.number,
+            outcome=outcome,
+            candidate=candidate,
+            parent=round.record.champion,
+            gates=gates,
+            metrics=metrics,
+            alarms=[alarm for stage in stages for alarm in stage.alarms],
             decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-    )  # fmt: skip
+    )
 
 
 def _end(round: Round, outcome: str, sentence: str) -> NoReturn:
@@ -115,10 +122,14 @@ def _follow_round(project: Project, number: int) -> None:
     if decision.candidate is not None and updated is not None:
         parent = project.registry.version_of("policy", decision.parent.digest)
         tags = {
-            **common, "rlhf.digest": decision.candidate.digest, "rlhf.key": decision.candidate.key,
-            "rlhf.parent_version": str(parent), "rlhf.parent_digest": decision.parent.digest,
-            "rlhf.labels": label_digest, "rlhf.reward_model_version": str(reward_version),
-        }  # fmt: skip
+            **common,
+            "rlhf.digest": decision.candidate.digest,
+            "rlhf.key": decision.candidate.key,
+            "rlhf.parent_version": str(parent),
+            "rlhf.parent_digest": decision.parent.digest,
+            "rlhf.labels": label_digest,
+            "rlhf.reward_model_version": str(reward_version),
+        }
         description = f"Candidate of round {number}: {decision.outcome}.\n\n" + "\n".join(
             f"- {g.sentence}" for g in decision.gates
         )
@@ -133,7 +144,12 @@ def _follow_round(project: Project, number: int) -> None:
 
 
 def _register(
-    project: Project, model: str, ref: ArtifactRef, run_id: str, tags: dict[str, str], description: str
+    project: Project,
+    model: RegisteredKind,
+    ref: ArtifactRef,
+    run_id: str,
+    tags: dict[str, str],
+    description: str,
 ) -> int:
     folder = project.store.open(ref)
-    return project.registry.register(model, folder, run_id=run_id, tags=tags, description=description)  # type: ignore[arg-type]
+    return project.registry.register(model, folder, run_id=run_id, tags=tags, description=description)

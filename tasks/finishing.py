@@ -1,7 +1,8 @@
-"""What follows a decision, and may be done again after any interruption: registry, report, the round's MLflow run."""
+"""What follows a decision: registry, report, the round's MLflow run; all may be done again at any time."""
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
@@ -10,13 +11,15 @@ from rlhf_core.metrics import read_lines
 from rlhf_core.records import Completion
 from rlhf_core.report.page import write_report
 from rlhf_core.report.view import CalibrationPoint, RoundView, Sample
+from rlhf_core.settings import Settings
 from rlhf_core.sources import read_rows
 from rlhf_core.stages.comparison import ComparisonReport
 from rlhf_core.stages.reward_validation import RewardReport
-from tasks.context import Project
 from tasks.decisions import follow_ledger
+from tasks.project import Project
 
 NUM_SAMPLES = 10
+Report = TypeVar("Report", bound=Settings)
 
 
 def report_folder(project: Project, number: int) -> Path:
@@ -88,7 +91,8 @@ def view(project: Project, number: int) -> RoundView:
     )
 
 
-def _read(project: Project, number: int, stage: str, role: str, model):  # type: ignore[no-untyped-def]
+def _read(project: Project, number: int, stage: str, role: str, model: type[Report]) -> Report | None:
+    """What a stage of the round wrote as JSON; nothing if the round ended before it."""
     found = project.ledger.stage(number, stage)
     if found is None:
         return None

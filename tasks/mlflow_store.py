@@ -140,7 +140,7 @@ def _make_database(database: Path, artifacts: Path) -> None:
     # Nobody reads it before it is whole, so its many migrations need not each wait for the disk.
     sqlalchemy.event.listen(sqlalchemy.Engine, "connect", _do_not_wait_for_disk)
     try:
-        SqlAlchemyStore(f"sqlite:///{unfinished}", artifacts.as_uri()).engine.dispose()
+        SqlAlchemyStore(f"sqlite:///{unfinished}", artifacts.as_uri()).engine.dispose()  # type: ignore[no-untyped-call]
     finally:
         sqlalchemy.event.remove(sqlalchemy.Engine, "connect", _do_not_wait_for_disk)
     with unfinished.open("rb+") as file:

@@ -1,4 +1,4 @@
-"""Opens projects and rounds: everything that `auto` or an alias means is resolved here, once, and recorded."""
+"""Opens projects and rounds: all that `auto` or an alias means is resolved here, once, and recorded."""
 
 import json
 import platform
@@ -15,10 +15,11 @@ from rlhf_core.records import Prompt
 from rlhf_core.settings import Json, Settings
 from rlhf_core.sources import write_rows
 from rlhf_core.stages.bootstrap import Bootstrap, BootstrapJob
-from tasks.context import Project, Round
+from tasks.context import Round
 from tasks.launch import launch
+from tasks.project import Project
 
-LIBRARIES = ("torch", "transformers", "peft", "datasets", "prefect", "mlflow")
+LIBRARIES = ("torch", "transformers", "peft", "pyarrow", "prefect", "mlflow")
 
 
 def import_prompts(store: Store, prompts: list[Prompt]) -> ArtifactRef:
@@ -71,10 +72,15 @@ def open_round(project: Project, number: int, settings: Settings, seed: int, sou
     )
     record = project.ledger.open_round(
         RoundRecord(
-            round=number, settings=resolved, seed=seed, champion=champion, source=source,
-            mlflow_run_id=run_id, prefect_flow_run_id=flow_run_id,
+            round=number,
+            settings=resolved,
+            seed=seed,
+            champion=champion,
+            source=source,
+            mlflow_run_id=run_id,
+            prefect_flow_run_id=flow_run_id,
         )
-    )  # fmt: skip
+    )
     return Round(project, record)
 
 
@@ -98,8 +104,10 @@ def git_commit() -> str:
     root = Path(__file__).parent
     described = subprocess.run(
         ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return described.stdout.strip()
 
 

@@ -22,9 +22,12 @@ def train_reward_model(round: Round, labels: Sequence[ArtifactRef], settings: Re
 
 
 def validate_reward_model(
-    round: Round, reward_model: ArtifactRef, labels: Sequence[ArtifactRef], settings: RewardValidation,
+    round: Round,
+    reward_model: ArtifactRef,
+    labels: Sequence[ArtifactRef],
+    settings: RewardValidation,
     held_out_share: float,
-) -> ArtifactRef:  # fmt: skip
+) -> ArtifactRef:
     """What the reward model is worth on held-out labels of every round."""
     job = RewardValidationJob(**settings.model_dump(), held_out_share=held_out_share)
     inputs = {"trunk": round.artifact("trunk"), "reward_model": reward_model, **_pool(labels)}
@@ -32,13 +35,19 @@ def validate_reward_model(
 
 
 def update_policy(
-    round: Round, policy: ArtifactRef, prompts: dict[str, ArtifactRef], reward_model: ArtifactRef, settings: PolicyUpdate
-) -> ArtifactRef:  # fmt: skip
+    round: Round,
+    policy: ArtifactRef,
+    prompts: dict[str, ArtifactRef],
+    reward_model: ArtifactRef,
+    settings: PolicyUpdate,
+) -> ArtifactRef:
     """The candidate."""
     inputs = {
-        "trunk": round.artifact("trunk"), "policy": policy, "reward_model": reward_model,
+        "trunk": round.artifact("trunk"),
+        "policy": policy,
+        "reward_model": reward_model,
         "policy_prompts": prompts["policy_prompts"],
-    }  # fmt: skip
+    }
     return round.run("policy_update", settings, inputs)["policy"]
 
 
@@ -61,7 +70,9 @@ def compare(
     """Candidate against champion and against the initial policy."""
     job = Compare(win_rate=settings.win_rate, temperature=settings.held_out.sampling.temperature)
     inputs = {
-        "trunk": round.artifact("trunk"), "champion_policy": round.record.champion, "reward_model": reward_model,
+        "trunk": round.artifact("trunk"),
+        "champion_policy": round.record.champion,
+        "reward_model": reward_model,
         **measured,
-    }  # fmt: skip
+    }
     return round.run("comparison", job, inputs)["comparison"]

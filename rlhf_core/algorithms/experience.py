@@ -56,10 +56,16 @@ class Experience:
 
 @torch.no_grad()
 def collect_experience(
-    trunk: Trunk, generator: Generator, prompts: Sequence[Prompt], completions_per_prompt: int,
-    reward: RewardSource, sampling: Sampling, seed: int, times: dict[str, float],
-) -> Experience:  # fmt: skip
-    """Sample from the policy, score, and take log-probabilities of policy and reference by one forward path."""
+    trunk: Trunk,
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    completions_per_prompt: int,
+    reward: RewardSource,
+    sampling: Sampling,
+    seed: int,
+    times: dict[str, float],
+) -> Experience:
+    """Sample from the policy, score, and take policy and reference log-probabilities by one forward path."""
     seeds = [
         [derive_seed(seed, "row", i, k) for k in range(completions_per_prompt)] for i in range(len(prompts))
     ]
@@ -76,7 +82,13 @@ def collect_experience(
     assert entropy is not None
     group_ids = torch.arange(len(prompts), device=trunk.device).repeat_interleave(completions_per_prompt)
     batch = RolloutBatch(
-        text.query_ids, text.query_lengths, text.response_ids, text.response_mask, group_ids,
-        logprobs=logprobs, ref_logprobs=ref_logprobs, scores=scores,
-    )  # fmt: skip
+        text.query_ids,
+        text.query_lengths,
+        text.response_ids,
+        text.response_mask,
+        group_ids,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        scores=scores,
+    )
     return Experience(completions, batch, entropy)

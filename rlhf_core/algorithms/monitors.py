@@ -48,16 +48,18 @@ class Watch:
         if step == 0 and data.from_initial and not torch.equal(batch.logprobs, batch.ref_logprobs):
             worst = float((batch.logprobs - batch.ref_logprobs).abs().max())
             raise BrokenInvariant(
-                f"the policy starts as the initial policy, but its log-probabilities differ by up to {worst:.2e} from "
-                "the reference's: KL would be measured against something else. Check the reference and the adapter."
+                "the policy starts as the initial policy, but its log-probabilities differ by up to "
+                f"{worst:.2e} from the reference's: KL would be measured against something else. "
+                "Check the reference and the adapter."
             )
         self._score_position(found)
         lengths = batch.response_mask.sum(-1).float().mean()
         mean_kl = float(batch.kl.sum(-1).mean())
         if mean_kl < -0.05 * float(lengths):
             self.sink.alarm(
-                f"step {step}: mean KL a completion is {mean_kl:.2f}, below zero by more than chance: samples do not "
-                "come from the policy whose log-probabilities are taken (sampler filter, padding, reference)"
+                f"step {step}: mean KL a completion is {mean_kl:.2f}, below zero by more than chance: "
+                "samples do not come from the policy whose log-probabilities are taken (sampler filter, "
+                "padding, reference)"
             )
 
     def _score_position(self, found: Experience) -> None:
@@ -72,8 +74,8 @@ class Watch:
         if not torch.allclose(added, expected, rtol=1e-4, atol=1e-4):
             row, token = divmod(int((added - expected).abs().argmax()), added.shape[1])
             raise BrokenInvariant(
-                f"row {row} has {float(added[row, token]):.4f} at token {token} beside its KL penalty; its score "
-                f"{float(batch.scores[row]):.4f} belongs on token {int(last[row])} alone"
+                f"row {row} has {float(added[row, token]):.4f} at token {token} beside its KL penalty; its "
+                f"score {float(batch.scores[row]):.4f} belongs on token {int(last[row])} alone"
             )
 
     def first_minibatch(self, step: int, found: dict[str, float]) -> None:
@@ -81,6 +83,7 @@ class Watch:
         drift = found["policy/max_log_ratio"]
         if drift > self.tolerance:
             raise BrokenInvariant(
-                f"step {step}: log ratios of the first minibatch reach {drift:.2e} where they must be 0: the update "
-                "sees other log-probabilities than the rollout did (dtype, padding, dropout or adapter differ)"
+                f"step {step}: log ratios of the first minibatch reach {drift:.2e} where they must be 0: "
+                "the update sees other log-probabilities than the rollout did (dtype, padding, dropout or "
+                "adapter differ)"
             )

@@ -4,7 +4,7 @@ Masters are float32 whatever the adapters compute in, and each role has its own 
 gradient norm never scales another's step.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, Self, TypeVar
 
@@ -117,20 +117,28 @@ class RoleOptimizer:
         self.skipped += 1
         if self.skipped > MAX_SKIPPED:
             raise NonFiniteLoss(
-                f"{self.skipped} optimiser steps had gradients that are not finite: the weights are as they were, "
-                "and going on would only skip more. Lower the learning rate, or look at the scores of this stage."
+                f"{self.skipped} optimiser steps had gradients that are not finite: the weights are as they "
+                "were, and going on would only skip more. Lower the learning rate, or look at the scores of "
+                "this stage."
             )
 
 
 def optimize(
-    trunk: Trunk, batch: BatchType, passes: Sequence[Pass[BatchType]], optimizers: Mapping[str, RoleOptimizer],
-    *, num_epochs: int, minibatch_size: int, seed: int,
-) -> Iterator[dict[str, float]]:  # fmt: skip
+    trunk: Trunk,
+    batch: BatchType,
+    passes: Sequence[Pass[BatchType]],
+    optimizers: Mapping[str, RoleOptimizer],
+    *,
+    num_epochs: int,
+    minibatch_size: int,
+    seed: int,
+) -> Generator[dict[str, float], None, None]:
     """Walk epochs and minibatches; yields `role/name` means after each minibatch's passes, before its steps.
 
-    The caller may stop between minibatches: what was yielded has not been stepped on yet. The rate and the norm
-    of the step are added to what was yielded once it is taken. Rows are drawn in a new order every epoch; those
-    that do not fill a last minibatch wait for the next, since a short one would get a larger step.
+    The caller may stop between minibatches: what was yielded has not been stepped on yet. The rate and the
+    norm of the step are added to what was yielded once it is taken. Rows are drawn in a new order every
+    epoch; those that do not fill a last minibatch wait for the next, since a short one would get a larger
+    step.
     """
     if len(batch) < minibatch_size:
         raise ValueError(
@@ -145,9 +153,14 @@ def optimize(
 
 
 def _walk(
-    trunk: Trunk, batch: BatchType, passes: Sequence[Pass[BatchType]], optimizers: Mapping[str, RoleOptimizer],
-    num_epochs: int, size: int, seed: int,
-) -> Iterator[dict[str, float]]:  # fmt: skip
+    trunk: Trunk,
+    batch: BatchType,
+    passes: Sequence[Pass[BatchType]],
+    optimizers: Mapping[str, RoleOptimizer],
+    num_epochs: int,
+    size: int,
+    seed: int,
+) -> Iterator[dict[str, float]]:
     for epoch in range(num_epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
         order = torch.randperm(len(batch), generator=generator)

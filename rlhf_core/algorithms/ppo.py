@@ -86,9 +86,11 @@ class PPO(Settings):
     def optimizer(self, learning_rate: float) -> Optimizer:
         """The optimiser of one role."""
         return Optimizer(
-            learning_rate=learning_rate, schedule=self.schedule, warmup_steps=self.warmup_steps,
+            learning_rate=learning_rate,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
             max_grad_norm=self.max_grad_norm,
-        )  # fmt: skip
+        )
 
     def build(self, sampling: Sampling) -> "PPOAlgorithm":
         """The algorithm with the sampling it learns from."""
@@ -137,12 +139,13 @@ class PPOAlgorithm:
                 metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
             sink.log(step, metrics)
             sink.progress(
-                step + 1, settings.num_steps,
+                step + 1,
+                settings.num_steps,
                 f"reward {metrics['objective/scores']:+.3f}  KL {metrics['objective/kl_sequence']:.2f}",
-            )  # fmt: skip
+            )
             if to_start > settings.kl_budget:
                 sink.alarm(
-                    f"KL to the round's start is {to_start:.2f}, over the budget of {settings.kl_budget}: stopped"
+                    f"KL to the round's start is {to_start:.2f}, over its budget {settings.kl_budget}: ended"
                 )
                 return "kl_budget"
         return "num_steps"
@@ -153,9 +156,15 @@ class PPOAlgorithm:
         stream = PromptStream(data.prompts, data.seed, s.rollouts_per_step, s.completions_per_prompt)
         # 1. sample, score, log-probabilities
         found = collect_experience(
-            trunk, data.generator, stream.step(step), s.completions_per_prompt, data.reward, self.sampling,
-            derive_seed(data.seed, "step", step), times,
-        )  # fmt: skip
+            trunk,
+            data.generator,
+            stream.step(step),
+            s.completions_per_prompt,
+            data.reward,
+            self.sampling,
+            derive_seed(data.seed, "step", step),
+            times,
+        )
         batch = found.batch
         assert batch.logprobs is not None and batch.ref_logprobs is not None and batch.scores is not None
         # 2. what was expected
@@ -177,17 +186,26 @@ class PPOAlgorithm:
         ]
 
     def update(
-        self, step: int, trunk: Trunk, batch: RolloutBatch, optimizers: dict[str, RoleOptimizer], seed: int,
+        self,
+        step: int,
+        trunk: Trunk,
+        batch: RolloutBatch,
+        optimizers: dict[str, RoleOptimizer],
+        seed: int,
         watch: Watch,
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """Epochs of clipped updates on one batch, until the update's approximate KL is over its target."""
         s = self.settings
         means, done, first = WeightedMeans(), 0, True
         walk = optimize(
-            trunk, batch, self.passes(trunk), optimizers, num_epochs=s.num_epochs,
+            trunk,
+            batch,
+            self.passes(trunk),
+            optimizers,
+            num_epochs=s.num_epochs,
             minibatch_size=exact_div(s.rollouts_per_step, s.num_minibatches, "rollouts over minibatches"),
             seed=derive_seed(seed, "update", step),
-        )  # fmt: skip
+        )
         taken: list[dict[str, float]] = []
         for found in walk:
             if first:
@@ -244,9 +262,13 @@ class PPOAlgorithm:
     def _value_loss(self, trunk: Trunk, part: RolloutBatch, denom: int) -> tuple[Tensor, Diagnostics]:
         assert part.values is not None and part.returns is not None
         return value_loss(
-            trunk.values(part), part.values, part.returns, part.response_mask,
-            self.settings.value_clip_range, denom,
-        )  # fmt: skip
+            trunk.values(part),
+            part.values,
+            part.returns,
+            part.response_mask,
+            self.settings.value_clip_range,
+            denom,
+        )
 
 
 def _metric_name(name: str) -> str:

@@ -8,6 +8,8 @@ from pydantic import Field
 from rlhf_core.annotators.simulated import SimulatedAnnotator
 from rlhf_core.records import Comparison, Completion, Preference
 
+__all__ = ["Annotator", "AnnotatorSettings", "SimulatedAnnotator"]
+
 
 class Annotator(Protocol):
     """Labels comparisons; the label does not depend on which completion is shown first."""

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from rlhf_core.artifacts import derive_seed
 from rlhf_core.records import Choice, Comparison, Completion, Preference
-from rlhf_core.rewards import RuleReward
-from rlhf_core.rewards.sentiment import Sentiment
+from rlhf_core.rewards import RuleReward, Sentiment
 from rlhf_core.settings import Settings
 
 
@@ -50,13 +49,16 @@ class Simulated:
         gold = dict(zip(ids, scores, strict=True))
         return [
             Preference(
-                comparison_id=c.id, prompt_id=c.prompt_id,
-                completion_a=c.completion_a, completion_b=c.completion_b,
+                comparison_id=c.id,
+                prompt_id=c.prompt_id,
+                completion_a=c.completion_a,
+                completion_b=c.completion_b,
                 choice=self._choose(c, gold[c.completion_a], gold[c.completion_b]),
-                annotator=self.settings.type, round=round,
+                annotator=self.settings.type,
+                round=round,
             )
             for c in comparisons
-        ]  # fmt: skip
+        ]
 
     def _choose(self, comparison: Comparison, gold_a: float, gold_b: float) -> Choice:
         # Drawn for the pair in one fixed order, so that the order shown changes nothing.

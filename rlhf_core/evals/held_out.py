@@ -13,8 +13,7 @@ from rlhf_core.gates import Estimate
 from rlhf_core.generation import Generator, Sampling, complete
 from rlhf_core.metrics import clustered_mean
 from rlhf_core.records import Completion, Measurement, Prompt, StopReason
-from rlhf_core.rewards import RuleReward
-from rlhf_core.rewards.sentiment import Sentiment
+from rlhf_core.rewards import RuleReward, Sentiment
 from rlhf_core.settings import Settings
 from rlhf_core.trunk import Trunk
 
@@ -38,12 +37,16 @@ class HeldOut(Settings):
     sampling: Sampling = Sampling()
     """How they are drawn."""
     gold: RuleReward | None = Sentiment()
-    """The score that the annotator really wants, where it is known; never a reward. null where people label."""
+    """The score that the annotator wants, where it is known; never a reward. null where people label."""
 
     def sample(
-        self, trunk: Trunk, generator: Generator, prompts: Sequence[Prompt],
-        seeds: Sequence[Sequence[int]], progress: Callable[[int, int], None],
-    ) -> Sampled:  # fmt: skip
+        self,
+        trunk: Trunk,
+        generator: Generator,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[Sequence[int]],
+        progress: Callable[[int, int], None],
+    ) -> Sampled:
         """Completions by the role policy, and what the two policies say of them."""
         completions = complete(generator, trunk, "policy", prompts, seeds, self.sampling, progress)
         batch = collate_completions(completions, trunk.codec.pad_id, trunk.device)
@@ -99,7 +102,7 @@ def paired_differences(
 
 
 def text_numbers(completions: Sequence[Completion], rows: Sequence[Measurement]) -> dict[str, float]:
-    """Numbers that are not means over items: the text's perplexity under the initial policy, and distinct-2."""
+    """Numbers that are not means over items: perplexity under the initial policy, and distinct-2."""
     nll = sum(row.value for row in rows if row.metric == "base_nll")
     tokens = sum(len(completion.response_ids) for completion in completions)
     return {

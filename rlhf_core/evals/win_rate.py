@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rlhf_core.annotators import AnnotatorSettings
-from rlhf_core.annotators.simulated import SimulatedAnnotator
+from rlhf_core.annotators import AnnotatorSettings, SimulatedAnnotator
 from rlhf_core.records import Choice, Completion, Measurement, compare
 from rlhf_core.settings import Settings
 
@@ -34,10 +33,14 @@ class WinRate(Settings):
                 credit = {Choice.A: 1.0, Choice.B: 0.0, Choice.TIE: 0.5}[preference.choice]
                 wins[preference.completion_a] = wins.get(preference.completion_a, 0.0) + credit / 2
         return [
-            Measurement(metric="win_rate", item=c.id.removeprefix("candidate:"), prompt_id=c.prompt_id,
-                        value=wins.get(c.id, 0.5))
+            Measurement(
+                metric="win_rate",
+                item=c.id.removeprefix("candidate:"),
+                prompt_id=c.prompt_id,
+                value=wins.get(c.id, 0.5),
+            )
             for c in ours
-        ]  # fmt: skip
+        ]
 
 
 def _named(sampled: "Sampled", who: str) -> list[Completion]:

@@ -42,9 +42,14 @@ class Generator(Protocol):
     """Samples from a role of a trunk."""
 
     def sample(
-        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
-        sampling: Sampling, progress: Progress = ...,
-    ) -> list[Sample]:  # fmt: skip
+        self,
+        trunk: Trunk,
+        role: str,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        progress: Progress = ...,
+    ) -> list[Sample]:
         """One response for each prompt, drawn with that row's own seed."""
 
 
@@ -64,9 +69,14 @@ def check_lengths(trunk: Trunk, prompts: Sequence[Prompt], sampling: Sampling) -
 
 
 def complete(
-    generator: Generator, trunk: Trunk, role: str, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]],
-    sampling: Sampling, progress: Progress = lambda done, total: None,
-) -> list[Completion]:  # fmt: skip
+    generator: Generator,
+    trunk: Trunk,
+    role: str,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[Sequence[int]],
+    sampling: Sampling,
+    progress: Progress = lambda done, total: None,
+) -> list[Completion]:
     """`len(seeds[i])` completions of each prompt, each with its own seed, in the order of the prompts."""
     encoded = check_lengths(trunk, prompts, sampling)
     rows = [(i, k) for i in range(len(prompts)) for k in range(len(seeds[i]))]

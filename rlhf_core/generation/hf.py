@@ -40,9 +40,14 @@ class HFGenerator:
 
     @torch.no_grad()
     def sample(
-        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
-        sampling: Sampling, progress: Progress = lambda done, total: None,
-    ) -> list[Sample]:  # fmt: skip
+        self,
+        trunk: Trunk,
+        role: str,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        progress: Progress = lambda done, total: None,
+    ) -> list[Sample]:
         """One response for each prompt; prompts of like length are decoded together."""
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         found: dict[int, Sample] = {}
@@ -78,9 +83,13 @@ def _decode(
         [[*[0] * (width - len(p)), *[1] * len(p)] for p in prompts], device=trunk.device
     )
     config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=sampling.max_new_tokens, do_sample=False, num_beams=1, use_cache=True,
-        eos_token_id=list(trunk.codec.eos_ids), pad_token_id=pad,
-    )  # fmt: skip
+        max_new_tokens=sampling.max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        eos_token_id=list(trunk.codec.eos_ids),
+        pad_token_id=pad,
+    )
     uniforms = torch.stack(
         [torch.rand(sampling.max_new_tokens, generator=torch.Generator().manual_seed(s)) for s in seeds]
     ).to(trunk.device)

@@ -92,9 +92,15 @@ def _series(axes: Axes, steps: Steps, lines: dict[str, tuple[str, str]]) -> None
             ends.append((found[-1], label, color))
     if not ends:
         axes.text(
-            0.5, 0.5, NOT_MEASURED, transform=axes.transAxes,
-            color=GREY, fontsize=SIZE, ha="center", va="center",
-        )  # fmt: skip
+            0.5,
+            0.5,
+            NOT_MEASURED,
+            transform=axes.transAxes,
+            color=GREY,
+            fontsize=SIZE,
+            ha="center",
+            va="center",
+        )
         axes.set_yticks([])
         return
     ends.sort(key=lambda end: end[0][1])
@@ -105,13 +111,26 @@ def _series(axes: Axes, steps: Steps, lines: dict[str, tuple[str, str]]) -> None
 
 
 def _note(
-    axes: Axes, at: tuple[float, float], text: str, offset: tuple[float, float],
-    *, ha: str, va: str, color: str = INK,
-) -> None:  # fmt: skip
+    axes: Axes,
+    at: tuple[float, float],
+    text: str,
+    offset: tuple[float, float],
+    *,
+    ha: str,
+    va: str,
+    color: str = INK,
+) -> None:
     axes.annotate(
-        text, at, xytext=offset, textcoords="offset points", ha=ha, va=va, color=color, fontsize=SIZE,
+        text,
+        at,
+        xytext=offset,
+        textcoords="offset points",
+        ha=ha,
+        va=va,
+        color=color,
+        fontsize=SIZE,
         annotation_clip=False,
-    )  # fmt: skip
+    )
 
 
 def _title(axes: Axes, text: str) -> None:

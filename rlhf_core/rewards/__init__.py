@@ -10,6 +10,8 @@ from rlhf_core.rewards.scores import Scores
 from rlhf_core.rewards.sentiment import Sentiment
 from rlhf_core.rewards.verifier import ExactMatch, LengthWindow, RegexMatch
 
+__all__ = ["ExactMatch", "LengthWindow", "RegexMatch", "RewardSource", "RuleReward", "Scores", "Sentiment"]
+
 
 class RewardSource(Protocol):
     """Scores completions; the score of one does not depend on what else is in the batch."""

@@ -1,4 +1,7 @@
-"""The door to the stages: a job in, artifacts out. A stage knows no Prefect, no MLflow and no other stage's insides."""
+"""The door to the stages: a job in, artifacts out.
+
+A stage knows no Prefect, no MLflow and no other stage's insides.
+"""
 
 import importlib
 import os
@@ -14,9 +17,18 @@ from rlhf_core.settings import Json
 from rlhf_core.stages.context import Job, StageContext
 
 STAGES = (
-    "bootstrap", "prompts", "rollouts", "pairing", "preferences", "reward_modeling", "reward_validation",
-    "policy_update", "measurement", "comparison", "promotion",
-)  # fmt: skip
+    "bootstrap",
+    "prompts",
+    "rollouts",
+    "pairing",
+    "preferences",
+    "reward_modeling",
+    "reward_validation",
+    "policy_update",
+    "measurement",
+    "comparison",
+    "promotion",
+)
 
 
 class Stage(Protocol):
@@ -43,7 +55,7 @@ def job_key(name: str, settings: Mapping[str, Json], inputs: Mapping[str, Artifa
 
 
 def run_job(job: Job) -> Recipe:
-    """Do the job, or find it done; its recipe names what came out. Also written to `result.json` of the work folder."""
+    """Do the job, or find it done; its recipe names what came out, in the work folder's `result.json` too."""
     from rlhf_core import __version__
     from rlhf_core.stages.fingerprint import fingerprint
 
@@ -69,10 +81,16 @@ def run_job(job: Job) -> Recipe:
         }
         done = store.record(
             Recipe(
-                stage=job.stage, version=stage(job.stage).VERSION, key=key, settings=job.settings, seed=job.seed,
-                inputs=job.inputs, outputs=context.outputs, told=told,
+                stage=job.stage,
+                version=stage(job.stage).VERSION,
+                key=key,
+                settings=job.settings,
+                seed=job.seed,
+                inputs=job.inputs,
+                outputs=context.outputs,
+                told=told,
             )
-        )  # fmt: skip
+        )
     Path(job.work).mkdir(parents=True, exist_ok=True)
     replace(Path(job.work) / "result.json", done.model_dump_json().encode())
     return done

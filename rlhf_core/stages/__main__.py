@@ -11,7 +11,7 @@ from rlhf_core.stages.context import Job
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent is gone: nobody would take what it makes, and it would hold the device."""
+    """End this process when its parent is gone: it would hold the device, and nobody take what it makes."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(3)

@@ -34,7 +34,7 @@ class BootstrapJob(Bootstrap):
 
 
 def resolve(settings: Bootstrap, execution: Execution) -> tuple[Bootstrap, Execution]:
-    """Both with `auto` replaced by what this machine has, and computes fast in; done when a project is opened."""
+    """Both with `auto` replaced by what this machine has and computes fast in, when a project is opened."""
     from rlhf_core.hardware import best_device, best_dtype
 
     device = best_device() if execution.device == "auto" else execution.device

@@ -98,7 +98,10 @@ def _by_models(
 def kl_between(
     trunk: Trunk, completions: list[Completion], kl_to_initial: list[float], temperature: float
 ) -> list[float]:
-    """Of each completion: log candidate - log champion = (log candidate - log initial) - (log champion - log initial)."""
+    """The log ratio of candidate to champion for each completion, in nats.
+
+    log candidate - log champion = (log candidate - log initial) - (log champion - log initial)
+    """
     batch = collate_completions(completions, trunk.codec.pad_id, trunk.device)
     with trunk.role("start"):
         champion, _ = trunk.logprobs(batch, temperature)

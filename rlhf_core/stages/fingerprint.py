@@ -67,8 +67,13 @@ def _meaning(path: Path) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             kept = [
-                one for one in body
-                if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str))
-            ]  # fmt: skip
+                one
+                for one in body
+                if not (
+                    isinstance(one, ast.Expr)
+                    and isinstance(one.value, ast.Constant)
+                    and isinstance(one.value.value, str)
+                )
+            ]
             node.body = kept  # type: ignore[attr-defined]
     return ast.dump(tree)

@@ -43,7 +43,7 @@ def _group(prompt_id: str, completions: list[Completion], labels: list[Preferenc
 
 
 def is_held_out(prompt_id: str, share: float) -> bool:
-    """Whether labels on this prompt validate reward models; by the prompt alone, so in every round the same."""
+    """Whether labels on this prompt validate reward models: by its id alone, so the same in every round."""
     return derive_seed("held-out labels", prompt_id) / 2**63 < share
 
 
@@ -56,8 +56,9 @@ def split_groups(
     held_out = [group for group in decided if is_held_out(group.prompt_id, share)]
     if not train or not held_out:
         raise ValueError(
-            f"{len(decided)} prompts with decided pairs split into {len(train)} for training and {len(held_out)} "
-            f"held out: both are needed. Label more prompts, or change held_out_share ({share})."
+            f"{len(decided)} prompts with decided pairs split into {len(train)} for training and "
+            f"{len(held_out)} held out: both are needed. Label more prompts, or change held_out_share "
+            f"({share})."
         )
     return train, held_out
 

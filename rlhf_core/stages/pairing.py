@@ -18,7 +18,7 @@ class Pairing(Settings):
     """Which pairs are labelled."""
 
     pairs_per_prompt: int = Field(default=0, ge=0)
-    """Pairs of each prompt, drawn at random; 0 takes all. More pairs of one completion teach more than more epochs."""
+    """Pairs of each prompt, drawn at random; 0 takes all, which teaches more than more epochs would."""
 
 
 def pair(completions: list[Completion], settings: Pairing, seed: int) -> list[Comparison]:
@@ -41,8 +41,8 @@ def run(context: StageContext) -> None:
     comparisons = pair(completions, context.settings(Pairing), context.seed)
     if not comparisons:
         raise ValueError(
-            f"{len(completions)} completions give no pair to compare: all completions of each prompt are the same. "
-            "Sample more of each prompt, or at a higher temperature."
+            f"{len(completions)} completions give no pair to compare: all completions of each prompt are the "
+            "same. Sample more of each prompt, or at a higher temperature."
         )
     with context.output("comparisons", "comparisons") as folder:
         write_rows(comparisons, folder / "comparisons.parquet")

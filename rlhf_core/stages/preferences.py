@@ -25,7 +25,7 @@ class PreferencesJob(Preferences):
 
 
 def run(context: StageContext) -> None:
-    """Write the labels, and beside them the completions they are of, so that the set stands alone for ever."""
+    """Write the labels, and beside them the completions they are of: so the set stands alone for ever."""
     settings = context.settings(PreferencesJob)
     comparisons = read_rows(context.input("comparisons") / "comparisons.parquet", Comparison)
     completions = read_rows(context.input("comparisons") / "completions.parquet", Completion)

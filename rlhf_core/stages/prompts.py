@@ -1,7 +1,7 @@
 """prompts: this round's draw from three pools that never share a prompt.
 
-A prompt's pool is a function of its id alone, so it stays where it is for the life of every project: what labels
-were given on never becomes what is measured on.
+A prompt's pool is a function of its id alone, so it stays where it is for the life of every project: what
+labels were given on never becomes what is measured on.
 """
 
 from random import Random
@@ -49,8 +49,8 @@ def split(prompts: list[Prompt], settings: PromptDraw) -> dict[str, list[Prompt]
     for pool, wanted in (("labelling", settings.labelling), ("held_out", settings.held_out), ("policy", 1)):
         if len(pools[pool]) < wanted:
             raise ValueError(
-                f"the {pool} pool has {len(pools[pool])} of the source's {len(prompts)} prompts, and a round wants "
-                f"{wanted}: give more prompts, ask for fewer, or change the pools' shares."
+                f"the {pool} pool has {len(pools[pool])} of the source's {len(prompts)} prompts, and a round "
+                f"wants {wanted}: give more prompts, ask for fewer, or change the pools' shares."
             )
     return pools
 

@@ -68,16 +68,21 @@ def fit(trunk: Trunk, batch: PreferenceBatch, settings: RewardModeling, context:
     optimizers = {"reward": RoleOptimizer(trunk, "reward", settings.optimizer, max(1, steps))}
     passes = [Pass("reward", partial(_loss, trunk, settings))]
     walk = optimize(
-        trunk, batch, passes, optimizers, num_epochs=settings.num_epochs,
-        minibatch_size=settings.prompts_per_minibatch, seed=derive_seed(context.seed, "order"),
-    )  # fmt: skip
+        trunk,
+        batch,
+        passes,
+        optimizers,
+        num_epochs=settings.num_epochs,
+        minibatch_size=settings.prompts_per_minibatch,
+        seed=derive_seed(context.seed, "order"),
+    )
     for step, found in enumerate(walk):
         metrics = {
             f"reward_model/train_{name.removeprefix('reward/')}": value for name, value in found.items()
         }
         context.sink.log(step, metrics)
-        text = f"loss {metrics['reward_model/train_loss']:.3f}  accuracy {metrics['reward_model/train_accuracy']:.2f}"
-        context.sink.progress(step + 1, steps, text)
+        loss, accuracy = metrics["reward_model/train_loss"], metrics["reward_model/train_accuracy"]
+        context.sink.progress(step + 1, steps, f"loss {loss:.3f}  accuracy {accuracy:.2f}")
 
 
 def _loss(
@@ -85,14 +90,17 @@ def _loss(
 ) -> tuple[Tensor, Diagnostics]:
     scores = trunk.scores(part.completions)
     return bradley_terry_loss(
-        scores[part.chosen], scores[part.rejected], denom,
-        label_smoothing=settings.label_smoothing, center_coef=settings.center_coef,
-    )  # fmt: skip
+        scores[part.chosen],
+        scores[part.rejected],
+        denom,
+        label_smoothing=settings.label_smoothing,
+        center_coef=settings.center_coef,
+    )
 
 
 @torch.no_grad()
 def normalise(trunk: Trunk, reference: list[Completion]) -> None:
-    """Shift and scale the head so that samples of the reference policy score 0 on average, with deviation 1."""
+    """Shift and scale the head so that scores of the reference policy's samples have mean 0, deviation 1."""
     if len(reference) < MIN_REFERENCE_SAMPLES:
         raise ValueError(
             f"{len(reference)} reference samples: too few to fit a normaliser; label more completions"
@@ -102,8 +110,8 @@ def normalise(trunk: Trunk, reference: list[Completion]) -> None:
     deviation = scores.std()
     if not deviation > 0:
         raise ValueError(
-            "the reward model gives every reference sample the same score: it learned nothing, and PPO would follow "
-            "noise. Check that completions differ and that labels are not all ties."
+            "the reward model gives every reference sample the same score: it learned nothing, and PPO would "
+            "follow noise. Check that completions differ and that labels are not all ties."
         )
     head = trunk.heads["reward"]
     head.shift.copy_(scores.mean())

@@ -79,10 +79,14 @@ def score_pairs(context: StageContext, trunk: Trunk, share: float) -> list[_Pair
     lengths = batch.completions.response_lengths.tolist()
     group_ids = batch.group_ids.tolist()
     return [
-        _Pair(scores[c] - scores[r], lengths[c] - lengths[r], held_out[group_ids[c]].prompt_id,
-              held_out[group_ids[c]].round)
+        _Pair(
+            scores[c] - scores[r],
+            lengths[c] - lengths[r],
+            held_out[group_ids[c]].prompt_id,
+            held_out[group_ids[c]].round,
+        )
         for c, r in zip(batch.chosen.tolist(), batch.rejected.tolist(), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def report(pairs: Sequence[_Pair], num_bins: int) -> RewardReport:
@@ -119,7 +123,7 @@ def report(pairs: Sequence[_Pair], num_bins: int) -> RewardReport:
 
 
 def calibration_bins(margins: Sequence[float], num_bins: int) -> list[CalibrationBin]:
-    """Pairs by the probability, from a half to one, that the model gives its own choice (Guo et al., 2017)."""
+    """Pairs by the probability, a half to one, that the model gives its own choice (Guo et al., 2017)."""
     binned: dict[int, list[float]] = {}
     for margin in margins:
         confidence = 1 / (1 + math.exp(-min(50.0, abs(margin))))

@@ -32,9 +32,14 @@ def run(context: StageContext) -> None:
         [derive_seed(context.seed, p.id, k) for k in range(settings.completions_per_prompt)] for p in prompts
     ]
     completions = complete(
-        HFGenerator(), trunk, "policy", prompts, seeds, settings.sampling,
+        HFGenerator(),
+        trunk,
+        "policy",
+        prompts,
+        seeds,
+        settings.sampling,
         lambda done, total: context.sink.progress(done, total, "completions"),
-    )  # fmt: skip
+    )
     with context.output("completions", "completions") as folder:
         write_rows(completions, folder / "completions.parquet")
     context.summary(shape_of(completions))

@@ -75,7 +75,7 @@ def state(trunk: Trunk, role: str) -> dict[str, Tensor]:
     "model",
     [
         TinyModel(hidden_size=32, num_layers=2),
-        TinyModel(hidden_size=192, num_layers=1, num_heads=3),
+        TinyModel(hidden_size=128, num_layers=1),
         pytest.param(TinyModel(hidden_size=576, num_layers=2, num_heads=9), marks=pytest.mark.slow),
     ],
     ids=["narrow", "wide", "as wide as SmolLM2-135M"],

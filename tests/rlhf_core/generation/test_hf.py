@@ -69,8 +69,8 @@ def test_an_end_token_at_the_very_limit_is_an_end(trunk: Trunk) -> None:
 
 def test_a_sample_does_not_depend_on_what_is_decoded_beside_it(trunk: Trunk) -> None:
     together = sample(trunk, PROMPTS, SEEDS, max_new_tokens=24)
-    alone = [sample(trunk, [p], [s], max_new_tokens=24)[0] for p, s in zip(PROMPTS, SEEDS, strict=True)]
-    assert equal_share(alone, together) >= 0.99
+    alone = [sample(trunk, [PROMPTS[i]], [SEEDS[i]], max_new_tokens=24)[0] for i in range(0, 40, 2)]
+    assert equal_share(alone, together[::2]) >= 0.99
     assert equal_share(sample(trunk, PROMPTS, SEEDS, max_new_tokens=24, batch_size=7), together) >= 0.99
 
 
