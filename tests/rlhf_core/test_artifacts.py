@@ -128,45 +128,20 @@ def test_a_link_is_refused(store: Store, tmp_path: Path) -> None:
     assert objects(store) == []
 
 
-def grow(folder: Path) -> None:
-    (folder / "a/b.txt").write_bytes(b"hello!")
+CHANGES = {
+    "another size": ("a/b.txt", lambda path: path.write_bytes(b"hello!")),
+    "another time": ("a/b.txt", lambda path: path.write_bytes(b"jello") and os.utime(path, ns=(1, 1))),
+    "a new file": ("c.txt", lambda path: path.write_bytes(b"new")),
+    "a file less": ("a/b.txt", Path.unlink),
+    "another manifest": ("artifact.json", lambda path: path.write_bytes(b"{}")),
+    "no manifest": ("artifact.json", Path.unlink),
+}
 
 
-def touch_with_other_content(folder: Path) -> None:
-    (folder / "a/b.txt").write_bytes(b"jello")
-    os.utime(folder / "a/b.txt", ns=(1, 1))
-
-
-def add(folder: Path) -> None:
-    (folder / "c.txt").write_bytes(b"new")
-
-
-def remove(folder: Path) -> None:
-    (folder / "a/b.txt").unlink()
-
-
-def edit_manifest(folder: Path) -> None:
-    (folder / "artifact.json").write_bytes(b"{}")
-
-
-def remove_manifest(folder: Path) -> None:
-    (folder / "artifact.json").unlink()
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (grow, "a/b.txt"),
-        (touch_with_other_content, "a/b.txt"),
-        (add, "c.txt"),
-        (remove, "a/b.txt"),
-        (edit_manifest, "artifact.json"),
-        (remove_manifest, "artifact.json"),
-    ],
-)
-def test_a_changed_artifact_is_found_when_it_is_opened(store: Store, change, named: str) -> None:
+@pytest.mark.parametrize(("named", "change"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_changed_artifact_is_found_when_it_is_opened(store: Store, named: str, change) -> None:
     ref = commit(store, NOTES)
-    change(store.open(ref))
+    change(store.open(ref) / named)
     for _ in range(2):
         with pytest.raises(ArtifactError, match=rf"notes {ref.digest[:12]}.*\({named}\).*Restore"):
             store.open(ref)
