@@ -91,6 +91,8 @@ def _refusing() -> Iterator[None]:
 @contextlib.contextmanager
 def _stdout_kept_for_json(as_json: bool) -> Iterator[None]:
     """Whatever a library prints goes to stderr while this lasts."""
+    # Threads that wait by spinning stand still several times longer where other work shares the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield

@@ -32,9 +32,11 @@ class RewardModeling(Settings):
     """Its adapter; a smaller one memorises less."""
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, schedule="linear")
     """Its optimiser."""
+    head_init_scale: float = Field(default=0.2, gt=0, le=1)
+    """Multiplies the fresh head's weights: at full scale, random scores drown what a few hundred pairs can say."""
     num_epochs: int = Field(default=2, ge=1, le=50)
     """Times every pair is seen. More mostly memorises; more distinct pairs teach."""
-    prompts_per_minibatch: int = Field(default=8, ge=1)
+    prompts_per_minibatch: int = Field(default=4, ge=1)
     """Prompts, each with all its pairs, in one step."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Share of labels believed to be flipped."""
@@ -49,6 +51,8 @@ def run(context: StageContext) -> None:
     settings = context.settings(RewardModeling)
     trunk = context.trunk()
     trunk.add_role("reward", settings.lora, derive_seed(context.seed, "adapter"), head=True)
+    with torch.no_grad():
+        trunk.heads["reward"].weight.mul_(settings.head_init_scale)
     groups = [group for folder in context.inputs("preferences") for group in read_groups(folder)]
     train, _ = split_groups(groups, settings.held_out_share)
     batch = to_batch(train, trunk.codec.pad_id, trunk.device)

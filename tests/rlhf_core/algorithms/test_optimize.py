@@ -1,0 +1,395 @@
+"""The optimiser loop: how a batch is cut changes no gradient, a bad step is not taken, a role keeps its own."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_core.algorithms.optimize import (
+    MAX_SKIPPED,
+    NonFiniteLoss,
+    Optimizer,
+    Pass,
+    RoleOptimizer,
+    optimize,
+)
+from rlhf_core.batch import PreferenceBatch, RolloutBatch, TextBatch
+from rlhf_core.losses import bradley_terry_loss
+from rlhf_core.trunk import Lora, Trunk
+
+# Rows of three length buckets, in no order.
+LENGTHS = [(5, 15), (30, 44), (60, 5), (3, 2), (100, 30), (10, 10), (1, 1), (64, 20)]
+
+
+@pytest.fixture
+def make(make_trunk: Callable[..., Trunk], stir: Callable[..., None]) -> Callable[..., Trunk]:
+    """Makes a trunk with a policy, a value and a bystander, all trained."""
+
+    def build(dtype: torch.dtype = torch.float32, **how: int) -> Trunk:
+        trunk = make_trunk(dtype=dtype, **how)
+        for seed, role in enumerate(("policy", "value", "bystander")):
+            trunk.add_role(role, Lora(rank=4, alpha=8.0), seed, head=role != "policy")
+            stir(trunk, role, seed)
+        return trunk
+
+    return build
+
+
+@pytest.fixture
+def rollouts(make_batch: Callable[..., TextBatch]) -> RolloutBatch:
+    """Rows numbered by their group, with random returns."""
+    text = make_batch(LENGTHS)
+    returns = torch.randn(text.response_ids.shape, generator=torch.Generator().manual_seed(1))
+    return RolloutBatch(**vars(text), group_ids=torch.arange(len(text)), returns=returns)
+
+
+@pytest.fixture
+def pairs(make_batch: Callable[..., TextBatch]) -> PreferenceBatch:
+    """Four groups of two completions each, of unlike lengths."""
+    rows = torch.arange(8)
+    return PreferenceBatch(make_batch(LENGTHS), rows // 2, chosen=rows[::2], rejected=rows[1::2])
+
+
+def likelihood(trunk: Trunk, scale: float = 1.0) -> Pass[RolloutBatch]:
+    """The policy imitates the responses."""
+
+    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs, _ = trunk.logprobs(part, 1.0)
+        total = -logprobs.sum()
+        return scale * total / denom, {"nll": total.detach(), "count": part.response_mask.sum()}
+
+    return Pass("policy", loss)
+
+
+def regression(trunk: Trunk, role: str = "value") -> Pass[RolloutBatch]:
+    """Values come nearer to the returns."""
+
+    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+        assert part.returns is not None
+        error = (trunk.values(part) - part.returns).square()[part.response_mask].sum()
+        return error / denom, {"error": error.detach(), "count": part.response_mask.sum()}
+
+    return Pass(role, loss)
+
+
+def preference(trunk: Trunk) -> Pass[PreferenceBatch]:
+    """Scores order the pairs."""
+
+    def loss(part: PreferenceBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+        scores = trunk.scores(part.completions)
+        return bradley_terry_loss(scores[part.chosen], scores[part.rejected], denom)
+
+    return Pass("value", loss)
+
+
+def optimizers(trunk: Trunk, *roles: str, **settings: object) -> dict[str, RoleOptimizer]:
+    found = Optimizer.model_validate({"learning_rate": 1e-2, **settings})
+    return {role: RoleOptimizer(trunk, role, found, total_steps=100) for role in roles}
+
+
+def weights(trunk: Trunk, *roles: str) -> dict[str, Tensor]:
+    """A copy of the named roles' parameters."""
+    return {f"{r} {n}": p.detach().clone() for r in roles for n, p in trunk.parameters(r).items()}
+
+
+def everything_but(trunk: Trunk, role: str) -> dict[str, Tensor]:
+    """A copy of every tensor of the model and of the heads that is not the role's."""
+    own = {id(p) for p in trunk.parameters(role).values()}
+    heads = [
+        (f"{r} {n}", t) for r, head in trunk.heads.items() if r != role for n, t in head.named_parameters()
+    ]
+    named = [*trunk.model.named_parameters(), *heads]
+    return {name: p.detach().clone() for name, p in named if id(p) not in own}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# How a batch is cut
+
+
+@pytest.mark.parametrize("kind", ["rollouts", "pairs"])
+def test_micro_batches_change_neither_gradient_nor_step_nor_diagnostics(
+    make: Callable[..., Trunk], rollouts: RolloutBatch, pairs: PreferenceBatch, kind: str
+) -> None:
+    batch = {"rollouts": rollouts, "pairs": pairs}[kind]
+    found = []
+    for tokens in (64, 10_000):
+        trunk = make(micro_batch_tokens=tokens)
+        one = regression(trunk) if kind == "rollouts" else preference(trunk)
+        size = len(batch) // 2
+        assert (len(list(batch.parts(64, tokens))) >= len(batch)) == (tokens == 64)
+        walk = optimize(
+            trunk, batch, [one], optimizers(trunk, "value"), num_epochs=2, minibatch_size=size, seed=0
+        )
+        gradients, means = [], []
+        for yielded in walk:
+            gradients.append({name: p.grad.clone() for name, p in trunk.parameters("value").items()})
+            means.append(dict(yielded))
+        found.append((gradients, means, weights(trunk, "value")))
+    (small, small_means, stepped_small), (large, large_means, stepped_large) = found
+    assert len(small) == 4
+    assert any(g.abs().max() > 1e-3 for g in small[0].values())
+    torch.testing.assert_close(small, large, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stepped_small, stepped_large, rtol=0, atol=1e-6)
+    torch.testing.assert_close(small_means, large_means, rtol=1e-5, atol=1e-6)
+
+
+def test_losses_add_up_over_parts_means_are_over_tokens_and_maxima_stay_maxima(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    trunk = make(micro_batch_tokens=64)  # a row a part
+
+    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+        tokens = part.response_mask.sum()
+        assert denom == 127  # 15 + 44 + 5 + 2 + 30 + 10 + 1 + 20
+        nothing = 0 * trunk.values(part).sum()
+        rows = {"long": tokens * (tokens > 20), "max_row": part.group_ids.max(), "count": tokens}
+        return nothing + tokens / denom, rows
+
+    walk = optimize(
+        trunk,
+        rollouts,
+        [Pass("value", loss)],
+        optimizers(trunk, "value"),
+        num_epochs=1,
+        minibatch_size=8,
+        seed=0,
+    )
+    found = next(walk)
+    walk.close()
+    assert found["value/loss"] == pytest.approx(1.0)  # not 8: parts are divided by the minibatch's tokens
+    assert found["value/long"] == pytest.approx(74 / 127)  # 44 + 30, a mean over tokens, not over parts
+    assert found["value/max_row"] == 7
+
+
+def rows_drawn(trunk: Trunk, batch: RolloutBatch, size: int, seed: int) -> list[list[int]]:
+    """The row numbers of each minibatch of two epochs."""
+    drawn: list[list[int]] = []
+
+    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+        drawn[-1].extend(part.group_ids.tolist())
+        return 0 * trunk.values(part).sum(), {"count": part.response_mask.sum()}
+
+    drawn.append([])
+    passes, steps = [Pass("value", loss)], optimizers(trunk, "value")
+    for _ in optimize(trunk, batch, passes, steps, num_epochs=2, minibatch_size=size, seed=seed):
+        drawn.append([])
+    return [sorted(rows) for rows in drawn if rows]
+
+
+def test_every_epoch_takes_every_row_once_in_a_new_order(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    trunk = make()
+    drawn = rows_drawn(trunk, rollouts, 2, seed=0)
+    first, second = drawn[:4], drawn[4:]
+    for epoch in (first, second):
+        assert sorted(row for rows in epoch for row in rows) == list(range(8))
+    assert first != second
+    assert rows_drawn(trunk, rollouts, 2, seed=0) == drawn
+    assert rows_drawn(trunk, rollouts, 2, seed=1) != drawn
+
+
+def test_rows_that_do_not_fill_a_last_minibatch_wait(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    drawn = rows_drawn(make(), rollouts, 3, seed=0)
+    assert [len(rows) for rows in drawn] == [3, 3, 3, 3]
+    assert len({*drawn[0], *drawn[1]}) == 6
+
+
+def test_too_few_rows_for_a_minibatch_are_refused(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+    trunk = make()
+    steps = optimizers(trunk, "value")
+    with pytest.raises(ValueError, match="8 rows do not fill a minibatch of 9: no step"):
+        next(optimize(trunk, rollouts, [regression(trunk)], steps, num_epochs=1, minibatch_size=9, seed=0))
+
+
+# A role keeps its own
+
+
+def test_only_the_trained_role_moves(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+    trunk = make()
+    before, own = everything_but(trunk, "value"), weights(trunk, "value")
+    steps = optimizers(trunk, "value")
+    list(optimize(trunk, rollouts, [regression(trunk)], steps, num_epochs=1, minibatch_size=4, seed=0))
+    assert same(everything_but(trunk, "value"), before)
+    assert not any(torch.equal(p, own[name]) for name, p in weights(trunk, "value").items())
+
+
+def test_a_huge_gradient_of_one_role_does_not_scale_anothers_step(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    found = []
+    for roles in (["value"], ["policy", "value"]):
+        trunk = make()
+        passes = (
+            [likelihood(trunk, scale=1e6), regression(trunk)] if "policy" in roles else [regression(trunk)]
+        )
+        walk = optimize(
+            trunk, rollouts, passes, optimizers(trunk, *roles), num_epochs=2, minibatch_size=4, seed=0
+        )
+        norms = [f["value/grad_norm"] for f in list(walk)]
+        found.append((norms, weights(trunk, "value")))
+    (norms_alone, alone), (norms_beside, beside) = found
+    assert norms_alone == norms_beside
+    assert same(alone, beside)
+
+
+# Steps
+
+
+def test_a_learning_rate_of_zero_changes_no_bit(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        trunk = make(dtype=dtype)
+        before = weights(trunk, "policy", "value")
+        steps = optimizers(trunk, "policy", "value", learning_rate=0.0, weight_decay=0.1)
+        passes = [likelihood(trunk), regression(trunk)]
+        found = list(optimize(trunk, rollouts, passes, steps, num_epochs=2, minibatch_size=4, seed=0))
+        assert all(f["policy/grad_norm"] > 0 and f["value/grad_norm"] > 0 for f in found)
+        assert same(weights(trunk, "policy", "value"), before)
+
+
+def test_gradients_are_clipped_before_every_step(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+    trunk = make()
+    steps = optimizers(trunk, "policy", max_grad_norm=0.5)
+    walk = optimize(trunk, rollouts, [likelihood(trunk, 1e6)], steps, num_epochs=2, minibatch_size=4, seed=0)
+    clipped: list[float] = []
+    yielded: list[dict[str, float]] = []
+    for found in walk:
+        if yielded:  # the step before this yield has been taken
+            clipped.append(norm_of_masters(steps["policy"]))
+        yielded.append(found)
+    clipped.append(norm_of_masters(steps["policy"]))
+    assert clipped == pytest.approx([0.5] * 4, rel=1e-4)
+    assert all(found["policy/grad_norm"] > 1e3 for found in yielded)  # reported as it was
+
+
+def norm_of_masters(optimizer: RoleOptimizer) -> float:
+    return float(torch.stack([m.grad.norm() for m in optimizer.masters if m.grad is not None]).norm())
+
+
+def test_a_step_with_gradients_that_are_not_finite_is_skipped_and_counted_for_its_role_alone(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    trunk = make()
+    steps = optimizers(trunk, "policy", "value")
+    policy, value = weights(trunk, "policy"), weights(trunk, "value")
+    passes = [likelihood(trunk, float("nan")), regression(trunk)]
+    found = list(optimize(trunk, rollouts, passes, steps, num_epochs=1, minibatch_size=4, seed=0))
+    assert [(f["policy/skipped"], f["value/skipped"]) for f in found] == [(1.0, 0.0)] * 2
+    assert (steps["policy"].skipped, steps["value"].skipped) == (2, 0)
+    assert same(weights(trunk, "policy"), policy)
+    assert not same(weights(trunk, "value"), value)
+
+
+def test_one_bad_row_costs_its_minibatch_and_no_more(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    trunk = make()
+    assert rollouts.returns is not None
+    rollouts.returns[3] = torch.inf
+    steps = optimizers(trunk, "value")
+    walk = optimize(trunk, rollouts, [regression(trunk)], steps, num_epochs=2, minibatch_size=4, seed=0)
+    found = list(walk)
+    assert sum(f["value/skipped"] for f in found) == 2  # once an epoch
+    assert all(p.isfinite().all() for p in weights(trunk, "value").values())
+
+
+def test_too_many_skipped_steps_end_the_stage_with_the_weights_as_they_were(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    trunk = make()
+    before = weights(trunk, "policy")
+    steps = optimizers(trunk, "policy")
+    passes = [likelihood(trunk, float("inf"))]
+    walk = optimize(trunk, rollouts, passes, steps, num_epochs=9, minibatch_size=8, seed=0)
+    for _ in range(MAX_SKIPPED + 1):
+        next(walk)
+    with pytest.raises(NonFiniteLoss, match=f"{MAX_SKIPPED + 1} optimiser steps"):
+        next(walk)
+    assert same(weights(trunk, "policy"), before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, [0.4, 0.4, 0.4, 0.4]),
+        ({"schedule": "linear"}, [0.4, 0.3, 0.2, 0.1]),  # of 4 steps, 4, 3, 2 and 1 are left
+        ({"warmup_steps": 3}, [0.1, 0.2, 0.3, 0.4]),  # quarters, full at the fourth
+        ({"schedule": "linear", "warmup_steps": 1}, [0.2, 0.3, 0.2, 0.1]),  # the first is halved
+    ],
+)
+def test_rates_rise_and_fall_as_told(
+    make_trunk: Callable[..., Trunk], settings: dict[str, object], rates: list[float]
+) -> None:
+    trunk = make_trunk()
+    trunk.add_role("policy", Lora(rank=4), seed=0)
+    told = Optimizer.model_validate({"learning_rate": 0.4, **settings})
+    optimizer = RoleOptimizer(trunk, "policy", told, total_steps=4)
+    assert [optimizer.step()["lr"] for _ in range(4)] == pytest.approx(rates)
+
+
+def test_adam_has_the_eps_of_ppo_and_no_weight_decay(make: Callable[..., Trunk]) -> None:
+    (group,) = RoleOptimizer(make(), "value", Optimizer(), 1).adam.param_groups
+    assert (group["eps"], group["weight_decay"]) == (1e-5, 0.0)
+
+
+def test_masters_add_up_steps_too_small_for_bf16(make: Callable[..., Trunk]) -> None:
+    trunk = make(dtype=torch.bfloat16)
+    adapter = [p for p in trunk.parameters("policy").values()]
+    for parameter in adapter:
+        parameter.data.fill_(0.1)
+    start = adapter[0].flatten()[0].item()
+    optimizer = RoleOptimizer(trunk, "policy", Optimizer(learning_rate=1e-5), 1)
+
+    def step() -> None:
+        for parameter in adapter:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    step()
+    assert all(
+        (p == start).all() for p in adapter
+    )  # 1e-5 is a fiftieth of the distance 2^-11 between two bf16
+    for _ in range(99):
+        step()
+    # Adam moves by the rate a step under a constant gradient: 1e-3 in all, which is 2.05 distances.
+    assert all((p == start - 2 * 2**-11).all() for p in adapter)
+
+
+# Stopping
+
+
+def test_what_is_yielded_is_not_stepped_on_when_the_consumer_stops(
+    make: Callable[..., Trunk], rollouts: RolloutBatch
+) -> None:
+    trunk = make()
+    steps = optimizers(trunk, "policy", "value")
+    passes = [likelihood(trunk), regression(trunk)]
+    walk = optimize(trunk, rollouts, passes, steps, num_epochs=2, minibatch_size=4, seed=0)
+    first = next(walk)
+    assert "policy/lr" not in first
+    next(walk)
+    assert first["policy/lr"] == 1e-2  # told once the step was taken
+    after_one = weights(trunk, "policy", "value")
+    walk.close()
+    assert same(weights(trunk, "policy", "value"), after_one)
+    assert (steps["policy"].steps, steps["value"].steps) == (1, 1)
+    assert all(p.grad is None for r in trunk.roles for p in trunk.parameters(r).values())
+
+
+def test_a_loss_that_raises_leaves_no_gradient(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+    trunk = make()
+
+    def broken(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+        raise ArithmeticError("no loss today")
+
+    passes = [likelihood(trunk), Pass("value", broken)]
+    steps = optimizers(trunk, "policy", "value")
+    with pytest.raises(ArithmeticError):
+        list(optimize(trunk, rollouts, passes, steps, num_epochs=1, minibatch_size=8, seed=0))
+    assert all(p.grad is None for r in trunk.roles for p in trunk.parameters(r).values())
