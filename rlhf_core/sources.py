@@ -1,7 +1,7 @@
 """Where rows come from: prompts out of JSONL files, and the Parquet files that row sets are kept in.
 
-Parquet is written and read by pyarrow, as `datasets` itself does: it loads these files, and no stage pays the
-second that its import takes.
+Row sets are written by `datasets`, and so carry their features for whoever loads them; they are read by pyarrow,
+which needs no cache on disk.
 """
 
 import json
@@ -183,8 +183,16 @@ def write_rows(rows: Sequence[Settings], path: Path) -> None:
             f"{path.name}: rows of {sorted(model.__name__ for model in models) or 'nothing'}: "
             "the columns are those of one model, so there must be a row, and no other model's."
         )
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
     table = pa.Table.from_pylist([row.to_json() for row in rows], schema=_schema(models.pop()))
-    pq.write_table(table, path)
+    Dataset(table).to_parquet(path)
+
+
+def count_rows(path: Path) -> int:
+    """The number of rows in a Parquet file, from its footer alone."""
+    return int(pq.read_metadata(path).num_rows)
 
 
 def read_rows(path: Path, model: type[RowType]) -> list[RowType]:

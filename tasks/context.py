@@ -14,12 +14,14 @@ from prefect.states import Completed
 from rlhf_core.artifacts import ArtifactRef, Recipe, derive_seed
 from rlhf_core.ledger import RoundRecord, StageRecord
 from rlhf_core.settings import Settings
+from rlhf_core.sources import count_rows
 from rlhf_core.stages import stage
 from rlhf_core.stages.context import Job
 from tasks.following import Follower, close_run
 from tasks.launch import launch
 from tasks.project import Project
 
+ROW_SETS = frozenset(("prompts", "completions", "comparisons", "preferences"))
 COMPUTING = frozenset(
     (
         "bootstrap",
@@ -147,15 +149,11 @@ def execute(round: Round, job: Job, key: str, shown: str) -> StageRecord:
     project.tracker.tag(run_id, {**inputs, **outputs})
     project.tracker.text(run_id, "recipe.json", done.model_dump_json(indent=1))
     for role, ref in job.inputs.items():
-        if ref.kind in ("prompts", "completions", "comparisons", "preferences"):
-            rows = sum(1 for _ in project.store.open(ref).glob("*.parquet"))
+        if ref.kind in ROW_SETS:
+            rows = count_rows(project.store.open(ref) / f"{ref.kind}.parquet")
+            source = f"{ref.kind}:{ref.digest}"
             project.tracker.dataset(
-                run_id,
-                name=role,
-                digest64=ref.digest,
-                role=role,
-                source=f"{ref.kind}:{ref.digest}",
-                rows=rows,
+                run_id, name=role, digest64=ref.digest, role=role, source=source, rows=rows
             )
     close_run(project, run_id, "FINISHED")
     project.display.finished(shown, seconds, False)

@@ -19,7 +19,7 @@ from tasks.context import Round
 from tasks.launch import launch
 from tasks.project import Project
 
-LIBRARIES = ("torch", "transformers", "peft", "pyarrow", "prefect", "mlflow")
+LIBRARIES = ("torch", "transformers", "peft", "datasets", "prefect", "mlflow")
 
 
 def import_prompts(store: Store, prompts: list[Prompt]) -> ArtifactRef:

@@ -1,6 +1,7 @@
 """What a stage is handed: its job, its inputs as folders, places to write to, and a sink for its numbers."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -78,8 +79,8 @@ class StageContext:
             (folder / f"{kind}.json").write_text(value.model_dump_json(indent=1))
 
     def summary(self, metrics: dict[str, float]) -> None:
-        """Closing numbers of the stage: logged, and kept with its result."""
-        self.metrics.update(metrics)
+        """Closing numbers of the stage: logged, and kept with its result where they are finite."""
+        self.metrics.update({name: value for name, value in metrics.items() if math.isfinite(value)})
         self.sink.log(0, metrics)
 
     def trunk(self) -> "Trunk":

@@ -1,5 +1,7 @@
 """promotion: the gates judge the comparison."""
 
+from pydantic import Field
+
 from rlhf_core.gates import PromotionGate, judge
 from rlhf_core.ledger import GateResult
 from rlhf_core.settings import Settings
@@ -21,7 +23,7 @@ DEFAULT_GATES = (
 class Promotion(Settings):
     """What a candidate must show to be put in service."""
 
-    gates: tuple[PromotionGate, ...] = DEFAULT_GATES
+    gates: tuple[PromotionGate, ...] = Field(default=DEFAULT_GATES, min_length=1)
     """All of them must pass, each judged at the bad end of its interval."""
 
 
