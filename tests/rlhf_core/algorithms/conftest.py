@@ -10,7 +10,7 @@ from rlhf_core.algorithms.ppo import PolicyData
 from rlhf_core.generation.hf import HFGenerator
 from rlhf_core.metrics import Spool
 from rlhf_core.records import Prompt
-from rlhf_core.rewards import PerCompletion
+from rlhf_core.rewards.scores import PerCompletion
 from rlhf_core.trunk import Lora, Trunk
 
 

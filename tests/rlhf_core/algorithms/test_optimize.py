@@ -1,6 +1,6 @@
-"""The optimiser loop: how a batch is cut changes no gradient, a bad step is not taken, a role keeps its own."""
+"""The optimiser loop: cuts change no gradient, a bad step is not taken, each role keeps its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
@@ -18,12 +18,14 @@ from rlhf_core.batch import PreferenceBatch, RolloutBatch, TextBatch
 from rlhf_core.losses import bradley_terry_loss
 from rlhf_core.trunk import Lora, Trunk
 
+Make = Callable[..., Trunk]
+Loss = tuple[Tensor, dict[str, Tensor]]
 # Rows of three length buckets, in no order.
 LENGTHS = [(5, 15), (30, 44), (60, 5), (3, 2), (100, 30), (10, 10), (1, 1), (64, 20)]
 
 
 @pytest.fixture
-def make(make_trunk: Callable[..., Trunk], stir: Callable[..., None]) -> Callable[..., Trunk]:
+def make(make_trunk: Make, stir: Callable[..., None]) -> Make:
     """Makes a trunk with a policy, a value and a bystander, all trained."""
 
     def build(dtype: torch.dtype = torch.float32, **how: int) -> Trunk:
@@ -54,7 +56,7 @@ def pairs(make_batch: Callable[..., TextBatch]) -> PreferenceBatch:
 def likelihood(trunk: Trunk, scale: float = 1.0) -> Pass[RolloutBatch]:
     """The policy imitates the responses."""
 
-    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(part: RolloutBatch, denom: int) -> Loss:
         logprobs, _ = trunk.logprobs(part, 1.0)
         total = -logprobs.sum()
         return scale * total / denom, {"nll": total.detach(), "count": part.response_mask.sum()}
@@ -65,7 +67,7 @@ def likelihood(trunk: Trunk, scale: float = 1.0) -> Pass[RolloutBatch]:
 def regression(trunk: Trunk, role: str = "value") -> Pass[RolloutBatch]:
     """Values come nearer to the returns."""
 
-    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(part: RolloutBatch, denom: int) -> Loss:
         assert part.returns is not None
         error = (trunk.values(part) - part.returns).square()[part.response_mask].sum()
         return error / denom, {"error": error.detach(), "count": part.response_mask.sum()}
@@ -76,7 +78,7 @@ def regression(trunk: Trunk, role: str = "value") -> Pass[RolloutBatch]:
 def preference(trunk: Trunk) -> Pass[PreferenceBatch]:
     """Scores order the pairs."""
 
-    def loss(part: PreferenceBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(part: PreferenceBatch, denom: int) -> Loss:
         scores = trunk.scores(part.completions)
         return bradley_terry_loss(scores[part.chosen], scores[part.rejected], denom)
 
@@ -86,6 +88,19 @@ def preference(trunk: Trunk) -> Pass[PreferenceBatch]:
 def optimizers(trunk: Trunk, *roles: str, **settings: object) -> dict[str, RoleOptimizer]:
     found = Optimizer.model_validate({"learning_rate": 1e-2, **settings})
     return {role: RoleOptimizer(trunk, role, found, total_steps=100) for role in roles}
+
+
+def walk(
+    trunk: Trunk,
+    batch: RolloutBatch,
+    passes: list[Pass[RolloutBatch]],
+    steps: dict[str, RoleOptimizer],
+    *,
+    num_epochs: int = 1,
+    size: int = 4,
+    seed: int = 0,
+) -> Generator[dict[str, float], None, None]:
+    return optimize(trunk, batch, passes, steps, num_epochs=num_epochs, minibatch_size=size, seed=seed)
 
 
 def weights(trunk: Trunk, *roles: str) -> dict[str, Tensor]:
@@ -112,7 +127,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", ["rollouts", "pairs"])
 def test_micro_batches_change_neither_gradient_nor_step_nor_diagnostics(
-    make: Callable[..., Trunk], rollouts: RolloutBatch, pairs: PreferenceBatch, kind: str
+    make: Make, rollouts: RolloutBatch, pairs: PreferenceBatch, kind: str
 ) -> None:
     batch = {"rollouts": rollouts, "pairs": pairs}[kind]
     found = []
@@ -121,11 +136,9 @@ def test_micro_batches_change_neither_gradient_nor_step_nor_diagnostics(
         one = regression(trunk) if kind == "rollouts" else preference(trunk)
         size = len(batch) // 2
         assert (len(list(batch.parts(64, tokens))) >= len(batch)) == (tokens == 64)
-        walk = optimize(
-            trunk, batch, [one], optimizers(trunk, "value"), num_epochs=2, minibatch_size=size, seed=0
-        )
+        steps_taken = walk(trunk, batch, [one], optimizers(trunk, "value"), num_epochs=2, size=size)
         gradients, means = [], []
-        for yielded in walk:
+        for yielded in steps_taken:
             gradients.append({name: p.grad.clone() for name, p in trunk.parameters("value").items()})
             means.append(dict(yielded))
         found.append((gradients, means, weights(trunk, "value")))
@@ -138,28 +151,27 @@ def test_micro_batches_change_neither_gradient_nor_step_nor_diagnostics(
 
 
 def test_losses_add_up_over_parts_means_are_over_tokens_and_maxima_stay_maxima(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
+    make: Make, rollouts: RolloutBatch
 ) -> None:
     trunk = make(micro_batch_tokens=64)  # a row a part
 
-    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(part: RolloutBatch, denom: int) -> Loss:
         tokens = part.response_mask.sum()
         assert denom == 127  # 15 + 44 + 5 + 2 + 30 + 10 + 1 + 20
         nothing = 0 * trunk.values(part).sum()
         rows = {"long": tokens * (tokens > 20), "max_row": part.group_ids.max(), "count": tokens}
         return nothing + tokens / denom, rows
 
-    walk = optimize(
+    steps_taken = walk(
         trunk,
         rollouts,
         [Pass("value", loss)],
         optimizers(trunk, "value"),
-        num_epochs=1,
-        minibatch_size=8,
+        size=8,
         seed=0,
     )
-    found = next(walk)
-    walk.close()
+    found = next(steps_taken)
+    steps_taken.close()
     assert found["value/loss"] == pytest.approx(1.0)  # not 8: parts are divided by the minibatch's tokens
     assert found["value/long"] == pytest.approx(74 / 127)  # 44 + 30, a mean over tokens, not over parts
     assert found["value/max_row"] == 7
@@ -169,70 +181,62 @@ def rows_drawn(trunk: Trunk, batch: RolloutBatch, size: int, seed: int) -> list[
     """The row numbers of each minibatch of two epochs."""
     drawn: list[list[int]] = []
 
-    def loss(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(part: RolloutBatch, denom: int) -> Loss:
         drawn[-1].extend(part.group_ids.tolist())
         return 0 * trunk.values(part).sum(), {"count": part.response_mask.sum()}
 
     drawn.append([])
     passes, steps = [Pass("value", loss)], optimizers(trunk, "value")
-    for _ in optimize(trunk, batch, passes, steps, num_epochs=2, minibatch_size=size, seed=seed):
+    for _ in walk(trunk, batch, passes, steps, num_epochs=2, size=size, seed=seed):
         drawn.append([])
     return [sorted(rows) for rows in drawn if rows]
 
 
-def test_every_epoch_takes_every_row_once_in_a_new_order(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
-) -> None:
+def test_every_epoch_takes_every_row_once_in_a_new_order(make: Make, rollouts: RolloutBatch) -> None:
     trunk = make()
-    drawn = rows_drawn(trunk, rollouts, 2, seed=0)
+    drawn = rows_drawn(trunk, rollouts, 2)
     first, second = drawn[:4], drawn[4:]
     for epoch in (first, second):
         assert sorted(row for rows in epoch for row in rows) == list(range(8))
     assert first != second
-    assert rows_drawn(trunk, rollouts, 2, seed=0) == drawn
+    assert rows_drawn(trunk, rollouts, 2) == drawn
     assert rows_drawn(trunk, rollouts, 2, seed=1) != drawn
 
 
-def test_rows_that_do_not_fill_a_last_minibatch_wait(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
-) -> None:
-    drawn = rows_drawn(make(), rollouts, 3, seed=0)
+def test_rows_that_do_not_fill_a_last_minibatch_wait(make: Make, rollouts: RolloutBatch) -> None:
+    drawn = rows_drawn(make(), rollouts, 3)
     assert [len(rows) for rows in drawn] == [3, 3, 3, 3]
     assert len({*drawn[0], *drawn[1]}) == 6
 
 
-def test_too_few_rows_for_a_minibatch_are_refused(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+def test_too_few_rows_for_a_minibatch_are_refused(make: Make, rollouts: RolloutBatch) -> None:
     trunk = make()
     steps = optimizers(trunk, "value")
     with pytest.raises(ValueError, match="8 rows do not fill a minibatch of 9: no step"):
-        next(optimize(trunk, rollouts, [regression(trunk)], steps, num_epochs=1, minibatch_size=9, seed=0))
+        next(walk(trunk, rollouts, [regression(trunk)], steps, size=9))
 
 
 # A role keeps its own
 
 
-def test_only_the_trained_role_moves(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+def test_only_the_trained_role_moves(make: Make, rollouts: RolloutBatch) -> None:
     trunk = make()
     before, own = everything_but(trunk, "value"), weights(trunk, "value")
     steps = optimizers(trunk, "value")
-    list(optimize(trunk, rollouts, [regression(trunk)], steps, num_epochs=1, minibatch_size=4, seed=0))
+    list(walk(trunk, rollouts, [regression(trunk)], steps))
     assert same(everything_but(trunk, "value"), before)
     assert not any(torch.equal(p, own[name]) for name, p in weights(trunk, "value").items())
 
 
-def test_a_huge_gradient_of_one_role_does_not_scale_anothers_step(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
-) -> None:
+def test_a_huge_gradient_of_one_role_does_not_scale_anothers_step(make: Make, rollouts: RolloutBatch) -> None:
     found = []
     for roles in (["value"], ["policy", "value"]):
         trunk = make()
         passes = (
             [likelihood(trunk, scale=1e6), regression(trunk)] if "policy" in roles else [regression(trunk)]
         )
-        walk = optimize(
-            trunk, rollouts, passes, optimizers(trunk, *roles), num_epochs=2, minibatch_size=4, seed=0
-        )
-        norms = [f["value/grad_norm"] for f in list(walk)]
+        steps_taken = walk(trunk, rollouts, passes, optimizers(trunk, *roles), num_epochs=2)
+        norms = [f["value/grad_norm"] for f in list(steps_taken)]
         found.append((norms, weights(trunk, "value")))
     (norms_alone, alone), (norms_beside, beside) = found
     assert norms_alone == norms_beside
@@ -242,24 +246,24 @@ def test_a_huge_gradient_of_one_role_does_not_scale_anothers_step(
 # Steps
 
 
-def test_a_learning_rate_of_zero_changes_no_bit(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+def test_a_learning_rate_of_zero_changes_no_bit(make: Make, rollouts: RolloutBatch) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         trunk = make(dtype=dtype)
         before = weights(trunk, "policy", "value")
         steps = optimizers(trunk, "policy", "value", learning_rate=0.0, weight_decay=0.1)
         passes = [likelihood(trunk), regression(trunk)]
-        found = list(optimize(trunk, rollouts, passes, steps, num_epochs=2, minibatch_size=4, seed=0))
+        found = list(walk(trunk, rollouts, passes, steps, num_epochs=2))
         assert all(f["policy/grad_norm"] > 0 and f["value/grad_norm"] > 0 for f in found)
         assert same(weights(trunk, "policy", "value"), before)
 
 
-def test_gradients_are_clipped_before_every_step(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+def test_gradients_are_clipped_before_every_step(make: Make, rollouts: RolloutBatch) -> None:
     trunk = make()
     steps = optimizers(trunk, "policy", max_grad_norm=0.5)
-    walk = optimize(trunk, rollouts, [likelihood(trunk, 1e6)], steps, num_epochs=2, minibatch_size=4, seed=0)
+    steps_taken = walk(trunk, rollouts, [likelihood(trunk, 1e6)], steps, num_epochs=2)
     clipped: list[float] = []
     yielded: list[dict[str, float]] = []
-    for found in walk:
+    for found in steps_taken:
         if yielded:  # the step before this yield has been taken
             clipped.append(norm_of_masters(steps["policy"]))
         yielded.append(found)
@@ -273,44 +277,42 @@ def norm_of_masters(optimizer: RoleOptimizer) -> float:
 
 
 def test_a_step_with_gradients_that_are_not_finite_is_skipped_and_counted_for_its_role_alone(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
+    make: Make, rollouts: RolloutBatch
 ) -> None:
     trunk = make()
     steps = optimizers(trunk, "policy", "value")
     policy, value = weights(trunk, "policy"), weights(trunk, "value")
     passes = [likelihood(trunk, float("nan")), regression(trunk)]
-    found = list(optimize(trunk, rollouts, passes, steps, num_epochs=1, minibatch_size=4, seed=0))
+    found = list(walk(trunk, rollouts, passes, steps))
     assert [(f["policy/skipped"], f["value/skipped"]) for f in found] == [(1.0, 0.0)] * 2
     assert (steps["policy"].skipped, steps["value"].skipped) == (2, 0)
     assert same(weights(trunk, "policy"), policy)
     assert not same(weights(trunk, "value"), value)
 
 
-def test_one_bad_row_costs_its_minibatch_and_no_more(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
-) -> None:
+def test_one_bad_row_costs_its_minibatch_and_no_more(make: Make, rollouts: RolloutBatch) -> None:
     trunk = make()
     assert rollouts.returns is not None
     rollouts.returns[3] = torch.inf
     steps = optimizers(trunk, "value")
-    walk = optimize(trunk, rollouts, [regression(trunk)], steps, num_epochs=2, minibatch_size=4, seed=0)
-    found = list(walk)
+    steps_taken = walk(trunk, rollouts, [regression(trunk)], steps, num_epochs=2)
+    found = list(steps_taken)
     assert sum(f["value/skipped"] for f in found) == 2  # once an epoch
     assert all(p.isfinite().all() for p in weights(trunk, "value").values())
 
 
 def test_too_many_skipped_steps_end_the_stage_with_the_weights_as_they_were(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
+    make: Make, rollouts: RolloutBatch
 ) -> None:
     trunk = make()
     before = weights(trunk, "policy")
     steps = optimizers(trunk, "policy")
     passes = [likelihood(trunk, float("inf"))]
-    walk = optimize(trunk, rollouts, passes, steps, num_epochs=9, minibatch_size=8, seed=0)
+    steps_taken = walk(trunk, rollouts, passes, steps, num_epochs=9, size=8)
     for _ in range(MAX_SKIPPED + 1):
-        next(walk)
+        next(steps_taken)
     with pytest.raises(NonFiniteLoss, match=f"{MAX_SKIPPED + 1} optimiser steps"):
-        next(walk)
+        next(steps_taken)
     assert same(weights(trunk, "policy"), before)
 
 
@@ -324,21 +326,21 @@ def test_too_many_skipped_steps_end_the_stage_with_the_weights_as_they_were(
     ],
 )
 def test_rates_rise_and_fall_as_told(
-    make_trunk: Callable[..., Trunk], settings: dict[str, object], rates: list[float]
+    make_trunk: Make, settings: dict[str, object], rates: list[float]
 ) -> None:
     trunk = make_trunk()
-    trunk.add_role("policy", Lora(rank=4), seed=0)
+    trunk.add_role("policy", Lora(rank=4))
     told = Optimizer.model_validate({"learning_rate": 0.4, **settings})
     optimizer = RoleOptimizer(trunk, "policy", told, total_steps=4)
     assert [optimizer.step()["lr"] for _ in range(4)] == pytest.approx(rates)
 
 
-def test_adam_has_the_eps_of_ppo_and_no_weight_decay(make: Callable[..., Trunk]) -> None:
+def test_adam_has_the_eps_of_ppo_and_no_weight_decay(make: Make) -> None:
     (group,) = RoleOptimizer(make(), "value", Optimizer(), 1).adam.param_groups
     assert (group["eps"], group["weight_decay"]) == (1e-5, 0.0)
 
 
-def test_masters_add_up_steps_too_small_for_bf16(make: Callable[..., Trunk]) -> None:
+def test_masters_add_up_steps_too_small_for_bf16(make: Make) -> None:
     trunk = make(dtype=torch.bfloat16)
     adapter = [p for p in trunk.parameters("policy").values()]
     for parameter in adapter:
@@ -365,31 +367,31 @@ def test_masters_add_up_steps_too_small_for_bf16(make: Callable[..., Trunk]) -> 
 
 
 def test_what_is_yielded_is_not_stepped_on_when_the_consumer_stops(
-    make: Callable[..., Trunk], rollouts: RolloutBatch
+    make: Make, rollouts: RolloutBatch
 ) -> None:
     trunk = make()
     steps = optimizers(trunk, "policy", "value")
     passes = [likelihood(trunk), regression(trunk)]
-    walk = optimize(trunk, rollouts, passes, steps, num_epochs=2, minibatch_size=4, seed=0)
-    first = next(walk)
+    steps_taken = walk(trunk, rollouts, passes, steps, num_epochs=2)
+    first = next(steps_taken)
     assert "policy/lr" not in first
-    next(walk)
+    next(steps_taken)
     assert first["policy/lr"] == 1e-2  # told once the step was taken
     after_one = weights(trunk, "policy", "value")
-    walk.close()
+    steps_taken.close()
     assert same(weights(trunk, "policy", "value"), after_one)
     assert (steps["policy"].steps, steps["value"].steps) == (1, 1)
     assert all(p.grad is None for r in trunk.roles for p in trunk.parameters(r).values())
 
 
-def test_a_loss_that_raises_leaves_no_gradient(make: Callable[..., Trunk], rollouts: RolloutBatch) -> None:
+def test_a_loss_that_raises_leaves_no_gradient(make: Make, rollouts: RolloutBatch) -> None:
     trunk = make()
 
-    def broken(part: RolloutBatch, denom: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def broken(part: RolloutBatch, denom: int) -> Loss:
         raise ArithmeticError("no loss today")
 
     passes = [likelihood(trunk), Pass("value", broken)]
     steps = optimizers(trunk, "policy", "value")
     with pytest.raises(ArithmeticError):
-        list(optimize(trunk, rollouts, passes, steps, num_epochs=1, minibatch_size=8, seed=0))
+        list(walk(trunk, rollouts, passes, steps, size=8))
     assert all(p.grad is None for r in trunk.roles for p in trunk.parameters(r).values())
