@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlhf_core.models import Base
 
-disable_progress_bar()  # a stage tells its own progress
+disable_progress_bar()  # type: ignore[no-untyped-call]  # a stage tells its own progress
 
 SPARE_TOKEN = re.compile(r"pad|unused|reserved|empty", re.IGNORECASE)
 """Control tokens whose name says that they stand for nothing: a missing pad is chosen from them."""

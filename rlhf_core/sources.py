@@ -183,7 +183,7 @@ def write_rows(rows: Sequence[Settings], path: Path) -> None:
             f"{path.name}: rows of {sorted(model.__name__ for model in models) or 'nothing'}: "
             "the columns are those of one model, so there must be a row, and no other model's."
         )
-    from datasets import Dataset, disable_progress_bars
+    from datasets import Dataset, disable_progress_bars  # type: ignore[import-untyped]
 
     disable_progress_bars()
     table = pa.Table.from_pylist([row.to_json() for row in rows], schema=_schema(models.pop()))

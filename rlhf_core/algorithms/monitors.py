@@ -54,7 +54,8 @@ class Watch:
             )
         self._score_position(found)
         lengths = batch.response_mask.sum(-1).float().mean()
-        mean_kl = float(batch.kl.sum(-1).mean())
+        # Whatever estimates the penalty: k2 and k3 are never negative, and would hide this.
+        mean_kl = float((batch.logprobs - batch.ref_logprobs).sum(-1).mean())
         if mean_kl < -0.05 * float(lengths):
             self.sink.alarm(
                 f"step {step}: mean KL a completion is {mean_kl:.2f}, below zero by more than chance: "
@@ -81,7 +82,7 @@ class Watch:
     def first_minibatch(self, step: int, found: dict[str, float]) -> None:
         """Before the first update of a batch, the policy is the one that sampled: every ratio is 1."""
         drift = found["policy/max_log_ratio"]
-        if drift > self.tolerance:
+        if not drift <= self.tolerance:  # NaN too
             raise BrokenInvariant(
                 f"step {step}: log ratios of the first minibatch reach {drift:.2e} where they must be 0: "
                 "the update sees other log-probabilities than the rollout did (dtype, padding, dropout or "

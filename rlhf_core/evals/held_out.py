@@ -23,6 +23,8 @@ class Sampled:
     """A policy's completions of the held-out prompts, with their log-probabilities."""
 
     completions: list[Completion]
+    logprob: list[float]
+    """Of each completion, in nats: sum of log pi(token), at the sampling temperature."""
     kl_to_initial: list[float]
     """Of each completion, in nats: sum of log pi(token) - log initial(token)."""
     base_nll: list[float]
@@ -57,7 +59,12 @@ class HeldOut(Settings):
             with trunk.role("reference"):
                 initial, _ = trunk.logprobs(batch, temperature)
                 plain = initial if temperature == 1.0 else trunk.logprobs(batch, 1.0)[0]
-        return Sampled(completions, (logprobs - initial).sum(-1).tolist(), (-plain).sum(-1).tolist())
+        return Sampled(
+            completions,
+            logprob=logprobs.sum(-1).tolist(),
+            kl_to_initial=(logprobs - initial).sum(-1).tolist(),
+            base_nll=(-plain).sum(-1).tolist(),
+        )
 
     def measure(self, sampled: Sampled) -> list[Measurement]:
         """One row for each metric and completion."""

@@ -4,11 +4,10 @@ import torch
 
 from rlhf_core.artifacts import derive_seed
 from rlhf_core.batch import collate_completions
-from rlhf_core.evals.held_out import paired_differences
+from rlhf_core.evals.held_out import Sampled, paired_differences
 from rlhf_core.evals.win_rate import WinRate
 from rlhf_core.gates import Estimate
 from rlhf_core.metrics import clustered_mean
-from rlhf_core.records import Completion
 from rlhf_core.rewards.model import ModelReward
 from rlhf_core.settings import Settings
 from rlhf_core.sources import write_rows
@@ -87,7 +86,7 @@ def _by_models(
     clusters = [completion.prompt_id for completion in completions]
     after = ModelReward(trunk).score(completions).total.tolist()
     before = ModelReward(trunk).score(champion.sampled.completions).total.tolist()
-    kl = kl_between(trunk, completions, candidate.sampled.kl_to_initial, settings.temperature)
+    kl = kl_to(trunk, "start", candidate.sampled, settings.temperature)
     return {
         "eval/proxy_after": Estimate.of(clustered_mean(after, clusters, seed=seed)),
         "eval/proxy_before": Estimate.of(clustered_mean(before, clusters, seed=seed)),
@@ -95,17 +94,9 @@ def _by_models(
     }
 
 
-def kl_between(
-    trunk: Trunk, completions: list[Completion], kl_to_initial: list[float], temperature: float
-) -> list[float]:
-    """The log ratio of candidate to champion for each completion, in nats.
-
-    log candidate - log champion = (log candidate - log initial) - (log champion - log initial)
-    """
-    batch = collate_completions(completions, trunk.codec.pad_id, trunk.device)
-    with trunk.role("start"):
-        champion, _ = trunk.logprobs(batch, temperature)
-    with trunk.role("reference"):
-        initial, _ = trunk.logprobs(batch, temperature)
-    moved = (champion - initial).sum(-1).tolist()
-    return [own - other for own, other in zip(kl_to_initial, moved, strict=True)]
+def kl_to(trunk: Trunk, role: str, sampled: Sampled, temperature: float) -> list[float]:
+    """Of each completion, in nats: sum of log pi(token) - log role(token), pi being the policy that sampled."""
+    batch = collate_completions(sampled.completions, trunk.codec.pad_id, trunk.device)
+    with trunk.role(role):
+        logprobs, _ = trunk.logprobs(batch, temperature)
+    return [own - other for own, other in zip(sampled.logprob, logprobs.sum(-1).tolist(), strict=True)]

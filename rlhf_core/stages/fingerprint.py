@@ -76,4 +76,16 @@ def _meaning(path: Path) -> str:
                 )
             ]
             node.body = kept  # type: ignore[attr-defined]
-    return ast.dump(tree)
+    return _spelled(tree)
+
+
+def _spelled(node: object) -> str:
+    """A tree as text; without what is empty, which differs between versions of Python (`ast.dump` has it)."""
+    if isinstance(node, ast.AST):
+        fields = [
+            f"{name}={_spelled(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])
+        ]
+        return f"{type(node).__name__}({', '.join(fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_spelled, node))}]"
+    return repr(node)

@@ -21,6 +21,7 @@ class Numbers(Settings):
 class ItemNumbers(Settings):
     """Log-probability sums of each completion, in the order of the completions."""
 
+    logprob: list[float]
     kl_to_initial: list[float]
     base_nll: list[float]
 
@@ -49,7 +50,9 @@ def run(context: StageContext) -> None:
     with context.output("measurements", "measurements") as folder:
         write_rows(sampled.completions, folder / "completions.parquet")
         write_rows(rows, folder / "measurements.parquet")
-        items = ItemNumbers(kl_to_initial=sampled.kl_to_initial, base_nll=sampled.base_nll)
+        items = ItemNumbers(
+            logprob=sampled.logprob, kl_to_initial=sampled.kl_to_initial, base_nll=sampled.base_nll
+        )
         (folder / "items.json").write_text(items.model_dump_json())
         (folder / "numbers.json").write_text(Numbers(metrics=numbers).model_dump_json(indent=1))
     context.summary({f"eval/{name}": estimate.value for name, estimate in numbers.items()})
@@ -62,7 +65,10 @@ class Measured:
         folder = context.input(role)
         items = ItemNumbers.model_validate_json((folder / "items.json").read_bytes())
         self.sampled = Sampled(
-            read_rows(folder / "completions.parquet", Completion), items.kl_to_initial, items.base_nll
+            read_rows(folder / "completions.parquet", Completion),
+            items.logprob,
+            items.kl_to_initial,
+            items.base_nll,
         )
         self.rows = read_rows(folder / "measurements.parquet", Measurement)
         self.numbers = Numbers.model_validate_json((folder / "numbers.json").read_bytes()).metrics

@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from flows.settings import RunSettings, load_run_file
 from rlhf_core.artifacts import ArtifactRef, Store
+from rlhf_core.models import load_trunk
 from rlhf_core.records import Choice, Completion, Preference, StopReason, compare
 from rlhf_core.settings import Execution, Settings
 from rlhf_core.sources import read_prompts, write_rows
@@ -15,6 +18,7 @@ from rlhf_core.stages.comparison import Compare
 from rlhf_core.stages.context import Job
 from rlhf_core.stages.preferences import PreferencesJob
 from rlhf_core.stages.reward_validation import RewardValidationJob
+from rlhf_core.trunk import Trunk
 
 RUN_FILE = Path(__file__).parents[3] / "infra" / "runs" / "tiny-cpu.yaml"
 SMALLER = (
@@ -76,6 +80,11 @@ class Chain:
     def open(self, ref: ArtifactRef) -> Path:
         return self.store.open(ref)
 
+    def trunk(self) -> Trunk:
+        """The trunk that bootstrap made, with no role yet."""
+        ref = self.made["bootstrap"]["trunk"]
+        return Trunk(load_trunk(self.open(ref) / "model", torch.float32), ref.digest, bucket=32)
+
 
 def play(chain: Chain) -> RunSettings:
     """Every stage of a first round, from the base model to the decision."""
@@ -92,7 +101,9 @@ def play(chain: Chain) -> RunSettings:
     pool = {"preferences.0001": labels["preferences"]}
     reward = chain.run("reward_modeling", run.reward_model, {**trunk, **pool})
     held_out_share = run.reward_model.held_out_share
-    chain.run("reward_validation", RewardValidationJob(held_out_share=held_out_share), {**trunk, **reward, **pool})
+    chain.run(
+        "reward_validation", RewardValidationJob(held_out_share=held_out_share), {**trunk, **reward, **pool}
+    )
     on = {"policy_prompts": prompts["policy_prompts"]}
     candidate = chain.run("policy_update", run.policy_update, {**trunk, **policy, **reward, **on})
     measured = {

@@ -61,7 +61,9 @@ def test_groups_without_a_decided_pair_are_left_out() -> None:
 
 def test_a_split_with_an_empty_side_is_refused_with_its_numbers() -> None:
     groups = [group(f"p{n}", [(0, 1)]) for n in range(5)]
-    with pytest.raises(ValueError, match=r"5 prompts with decided pairs split into 5 for training and 0 held"):
+    with pytest.raises(
+        ValueError, match=r"5 prompts with decided pairs split into 5 for training and 0 held"
+    ):
         split_groups(groups, 1e-9)
     with pytest.raises(ValueError, match=r"0 prompts with decided pairs"):
         split_groups([group("p", [])], 0.5)

@@ -1,9 +1,10 @@
 """Three pools that never share a prompt, whatever is drawn from them."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.records import Prompt
@@ -37,8 +38,9 @@ def test_each_prompt_is_in_one_pool() -> None:
     assert [len(pools[pool]) / 200 for pool in POOLS] == pytest.approx([0.4, 0.3, 0.3], abs=0.14)
 
 
+@settings(max_examples=10)
 @given(st.integers(1, 100), st.randoms(use_true_random=False))
-def test_more_prompts_move_none_and_their_order_is_nothing(num_more: int, random) -> None:  # type: ignore[no-untyped-def]
+def test_more_prompts_move_none_and_their_order_is_nothing(num_more: int, random: Random) -> None:
     more = [Prompt(id=f"q{n}", text="And") for n in range(num_more)] + PROMPTS
     random.shuffle(more)
     found, before = ids(split(more, DRAW)), ids(split(PROMPTS, DRAW))
@@ -49,7 +51,9 @@ def test_no_pool_share_leaves_a_prompt_out() -> None:
     # The labelling pool takes [0, 0.9), held out [0.9, 0.95): a larger share only ever takes in more.
     wider = PromptDraw(labelling_share=0.9, held_out_share=0.05)
     assert all(
-        pool_of(p.id, wider) == "labelling" for p in PROMPTS if pool_of(p.id, DRAW) in ("labelling", "held_out")
+        pool_of(p.id, wider) == "labelling"
+        for p in PROMPTS
+        if pool_of(p.id, DRAW) in ("labelling", "held_out")
     )
 
 
@@ -67,7 +71,7 @@ def test_every_round_measures_on_the_same_prompts_and_labels_others(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("draw", "said"),
     [
         (
             PromptDraw(labelling=150),
@@ -80,6 +84,6 @@ def test_every_round_measures_on_the_same_prompts_and_labels_others(tmp_path: Pa
         ),
     ],
 )
-def test_a_pool_that_is_too_small_is_refused_with_its_numbers(settings: PromptDraw, said: str) -> None:
+def test_a_pool_that_is_too_small_is_refused_with_its_numbers(draw: PromptDraw, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        split(PROMPTS, settings)
+        split(PROMPTS, draw)

@@ -12,6 +12,7 @@ from rlhf_core.metrics import read_lines
 from rlhf_core.records import Choice, Completion
 from rlhf_core.rewards.model import ModelReward
 from rlhf_core.sources import read_rows
+from rlhf_core.stages import run_job
 from rlhf_core.stages.labels import is_held_out
 from rlhf_core.stages.reward_modeling import RewardModeling, normalise
 from rlhf_core.trunk import Lora, Trunk
@@ -52,12 +53,9 @@ def trained(
 
 def loaded(played: Chain, folder: Path) -> Trunk:
     """The trunk of the played round with a reward model read from its files."""
-    from rlhf_core.models import load_trunk
-
-    trunk = played.made["bootstrap"]["trunk"]
-    made = Trunk(load_trunk(played.open(trunk) / "model", torch.float32), trunk.digest, bucket=32)
-    made.load_role("reward", folder)
-    return made
+    trunk = played.trunk()
+    trunk.load_role("reward", folder)
+    return trunk
 
 
 def test_separable_labels_are_learned(chain: Chain, played: Chain) -> None:
@@ -97,11 +95,12 @@ def test_a_round_trains_on_the_labels_of_all_rounds(chain: Chain, played: Chain)
     second = chain.rows({"preferences": labels, "completions": COMPLETIONS}, "preferences")
     inputs = {"trunk": played.made["bootstrap"]["trunk"], "preferences.0001": first}
     chain.run("reward_modeling", SETTINGS, {**inputs, "preferences.0002": second})
-    line = read_lines(Path(chain.jobs["reward_modeling"].work) / "metrics.jsonl")[0]["metrics"]
-    before = read_lines(Path(played.jobs["reward_modeling"].work) / "metrics.jsonl")
-    own = before[0]["metrics"]["reward_model/train_prompts"] if before else None
-    num_train = sum(not is_held_out(prompt, SHARE) for prompt in PROMPTS)
-    assert own is None or line["reward_model/train_prompts"] == own + num_train
+    told = [
+        run_job(job).told["metrics"]
+        for job in (played.jobs["reward_modeling"], chain.jobs["reward_modeling"])
+    ]
+    before, after = (metrics["reward_model/train_prompts"] for metrics in told)
+    assert after == before + sum(not is_held_out(prompt, SHARE) for prompt in PROMPTS)
 
 
 def test_a_reward_model_that_tells_nothing_apart_is_refused(make_trunk: Callable[..., Trunk]) -> None:

@@ -88,7 +88,9 @@ def test_another_seed_gives_other_completions_of_the_same_prompts(played: Chain,
     chain = elsewhere(played, tmp_path, played.execution)
     job = played.jobs["rollouts"]
     refs = [
-        run_job(job.model_copy(update={"store": str(chain.store.root), "work": str(tmp_path / "w"), "seed": s}))
+        run_job(
+            job.model_copy(update={"store": str(chain.store.root), "work": str(tmp_path / "w"), "seed": s})
+        )
         for s in (SEED, SEED + 1)
     ]
     one, other = (
