@@ -28,7 +28,7 @@ MAX_SEED = 2**53  # what JSON carries everywhere without rounding
 class RunSettings(Settings):
     """One project's loop: every stage's recipe, and where it runs."""
 
-    project: str = Field(pattern=PROJECT_NAME.pattern)
+    project: str = Field(pattern=f"^{PROJECT_NAME.pattern}$")
     """The project's name; it names folders, the MLflow experiment and the registered models."""
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """What all randomness is derived from."""

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the environment with the test extras and runs every check; arguments go to pytest (`-m slow`).
+# Makes the environment with the test extras and runs every check, the slow tests last; with arguments, which go to
+# pytest, those tests only.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -19,3 +20,6 @@ if [[ -n $broken ]]; then
 fi
 
 "$python" -m pytest "$@"
+if [[ $# -eq 0 ]]; then
+    "$python" -m pytest -m slow
+fi

@@ -148,6 +148,8 @@ class TinyModel(Settings):
     """Number of attention heads; each gets an even share of the width."""
     context_length: int = Field(default=512, ge=16, le=65536)
     """Most tokens of a sequence."""
+    weight_scale: float = Field(default=0.02, gt=0, le=1)
+    """Deviation of the weights; embeddings of small ones keep every distribution near the uniform one."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """What the weights are drawn from."""
 

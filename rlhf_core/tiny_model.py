@@ -39,6 +39,7 @@ def tiny_llama(
     num_layers: int,
     num_heads: int,
     context_length: int,
+    weight_scale: float,
     seed: int,
 ) -> LlamaForCausalLM:
     """A Llama with random float32 weights from `seed` alone; the global generator stays as it was."""
@@ -50,6 +51,7 @@ def tiny_llama(
         num_attention_heads=num_heads,
         max_position_embeddings=context_length,
         tie_word_embeddings=True,
+        initializer_range=weight_scale,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=[tokenizer.get_vocab()[token] for token in (END, TURN_END)],

@@ -1,4 +1,4 @@
-"""Records that results of the stages are known not to differ: `python tests/update_fingerprints.py "why"`.
+"""Records that results of the stages are known not to differ: `python -m tests.update_fingerprints "why"`.
 
 `fingerprints.json` holds, for each stage, its VERSION and the fingerprint of the code it was last raised at.
 Code that changed since and gives the same results stands under `no_effect`, with the sentence that says why.
@@ -14,7 +14,7 @@ from rlhf_core.stages import STAGES, stage
 from rlhf_core.stages.fingerprint import fingerprint
 
 FILE = Path(__file__).parent / "fingerprints.json"
-COMMAND = 'python tests/update_fingerprints.py "why it has no effect"'
+COMMAND = 'python -m tests.update_fingerprints "why it has no effect"'
 
 
 class Code(TypedDict):
@@ -72,7 +72,7 @@ def updated(known: Recorded, now: dict[str, Code], why: str) -> Recorded:
     if changed:
         if not why.strip():
             raise ValueError(
-                f"{', '.join(unexplained(known, now))}: code changed without a new VERSION. Raise VERSION where "
+                f"{', '.join(unexplained(known, now))}: code changed and VERSION did not. Raise it where "
                 f"results differ; where they do not, say why: {COMMAND}"
             )
         entries.append({"why": why.strip(), "fingerprints": changed})

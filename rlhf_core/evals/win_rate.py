@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rlhf_core.annotators import AnnotatorSettings, SimulatedAnnotator
+from rlhf_core.artifacts import sha256
 from rlhf_core.records import Choice, Completion, Measurement, compare
 from rlhf_core.settings import Settings
 
@@ -21,7 +22,7 @@ class WinRate(Settings):
 
         Equal texts are a tie without being shown.
         """
-        ours, theirs = _named(candidate, "candidate"), _named(champion, "champion")
+        ours, theirs = _named(candidate), _named(champion)
         both = {c.id: c for c in (*ours, *theirs)}
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.text.strip() != b.text.strip()]
         shown = [compare(a.prompt_id, a.id, b.id) for a, b in pairs]
@@ -33,16 +34,13 @@ class WinRate(Settings):
                 credit = {Choice.A: 1.0, Choice.B: 0.0, Choice.TIE: 0.5}[preference.choice]
                 wins[preference.completion_a] = wins.get(preference.completion_a, 0.0) + credit / 2
         return [
-            Measurement(
-                metric="win_rate",
-                item=c.id.removeprefix("candidate:"),
-                prompt_id=c.prompt_id,
-                value=wins.get(c.id, 0.5),
-            )
-            for c in ours
+            Measurement(metric="win_rate", item=c.id, prompt_id=c.prompt_id, value=wins.get(our.id, 0.5))
+            for c, our in zip(candidate.completions, ours, strict=True)
         ]
 
 
-def _named(sampled: "Sampled", who: str) -> list[Completion]:
-    """The completions under names that tell the two policies apart."""
-    return [c.model_copy(update={"id": f"{who}:{c.id}"}) for c in sampled.completions]
+def _named(sampled: "Sampled") -> list[Completion]:
+    """The completions under names that tell two texts apart, and nothing of who is candidate."""
+    return [
+        c.model_copy(update={"id": f"{c.id}:{sha256(c.text.encode())[:16]}"}) for c in sampled.completions
+    ]

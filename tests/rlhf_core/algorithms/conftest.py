@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlhf_core.algorithms.ppo import PolicyData
+from rlhf_core.batch import PreferenceBatch, RolloutBatch, TextBatch
 from rlhf_core.generation.hf import HFGenerator
 from rlhf_core.metrics import Spool
 from rlhf_core.records import Prompt
 from rlhf_core.rewards.scores import PerCompletion
 from rlhf_core.trunk import Lora, Trunk
+
+# Rows of three length buckets, in no order.
+LENGTHS = [(5, 15), (30, 44), (60, 5), (3, 2), (100, 30), (10, 10), (1, 1), (64, 20)]
 
 
 @pytest.fixture
@@ -58,3 +63,32 @@ def make_data(prompts: list[Prompt], counting: PerCompletion) -> Callable[..., P
         return PolicyData(**{**given, "from_initial": True, **other})
 
     return make
+
+
+@pytest.fixture
+def make(make_trunk: Callable[..., Trunk], stir: Callable[..., None]) -> Callable[..., Trunk]:
+    """Makes a trunk with a policy, a value and a bystander, all trained."""
+
+    def build(dtype: torch.dtype = torch.float32, **how: int) -> Trunk:
+        trunk = make_trunk(dtype=dtype, **how)
+        for seed, role in enumerate(("policy", "value", "bystander")):
+            trunk.add_role(role, Lora(rank=4, alpha=8.0), seed, head=role != "policy")
+            stir(trunk, role, seed)
+        return trunk
+
+    return build
+
+
+@pytest.fixture
+def rollouts(make_batch: Callable[..., TextBatch]) -> RolloutBatch:
+    """Rows numbered by their group, with random returns."""
+    text = make_batch(LENGTHS)
+    returns = torch.randn(text.response_ids.shape, generator=torch.Generator().manual_seed(1))
+    return RolloutBatch(**vars(text), group_ids=torch.arange(len(text)), returns=returns)
+
+
+@pytest.fixture
+def pairs(make_batch: Callable[..., TextBatch]) -> PreferenceBatch:
+    """Four groups of two completions each, of unlike lengths."""
+    rows = torch.arange(8)
+    return PreferenceBatch(make_batch(LENGTHS), rows // 2, chosen=rows[::2], rejected=rows[1::2])

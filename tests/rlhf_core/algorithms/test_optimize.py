@@ -1,6 +1,7 @@
 """The optimiser loop: cuts change no gradient, a bad step is not taken, each role keeps its own."""
 
 from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 import torch
@@ -14,43 +15,12 @@ from rlhf_core.algorithms.optimize import (
     RoleOptimizer,
     optimize,
 )
-from rlhf_core.batch import PreferenceBatch, RolloutBatch, TextBatch
+from rlhf_core.batch import PreferenceBatch, RolloutBatch
 from rlhf_core.losses import bradley_terry_loss
 from rlhf_core.trunk import Lora, Trunk
 
 Make = Callable[..., Trunk]
 Loss = tuple[Tensor, dict[str, Tensor]]
-# Rows of three length buckets, in no order.
-LENGTHS = [(5, 15), (30, 44), (60, 5), (3, 2), (100, 30), (10, 10), (1, 1), (64, 20)]
-
-
-@pytest.fixture
-def make(make_trunk: Make, stir: Callable[..., None]) -> Make:
-    """Makes a trunk with a policy, a value and a bystander, all trained."""
-
-    def build(dtype: torch.dtype = torch.float32, **how: int) -> Trunk:
-        trunk = make_trunk(dtype=dtype, **how)
-        for seed, role in enumerate(("policy", "value", "bystander")):
-            trunk.add_role(role, Lora(rank=4, alpha=8.0), seed, head=role != "policy")
-            stir(trunk, role, seed)
-        return trunk
-
-    return build
-
-
-@pytest.fixture
-def rollouts(make_batch: Callable[..., TextBatch]) -> RolloutBatch:
-    """Rows numbered by their group, with random returns."""
-    text = make_batch(LENGTHS)
-    returns = torch.randn(text.response_ids.shape, generator=torch.Generator().manual_seed(1))
-    return RolloutBatch(**vars(text), group_ids=torch.arange(len(text)), returns=returns)
-
-
-@pytest.fixture
-def pairs(make_batch: Callable[..., TextBatch]) -> PreferenceBatch:
-    """Four groups of two completions each, of unlike lengths."""
-    rows = torch.arange(8)
-    return PreferenceBatch(make_batch(LENGTHS), rows // 2, chosen=rows[::2], rejected=rows[1::2])
 
 
 def likelihood(trunk: Trunk, scale: float = 1.0) -> Pass[RolloutBatch]:
@@ -91,14 +61,7 @@ def optimizers(trunk: Trunk, *roles: str, **settings: object) -> dict[str, RoleO
 
 
 def walk(
-    trunk: Trunk,
-    batch: RolloutBatch,
-    passes: list[Pass[RolloutBatch]],
-    steps: dict[str, RoleOptimizer],
-    *,
-    num_epochs: int = 1,
-    size: int = 4,
-    seed: int = 0,
+    trunk: Trunk, batch: Any, passes: Any, steps: Any, *, num_epochs: int = 1, size: int = 4, seed: int = 0
 ) -> Generator[dict[str, float], None, None]:
     return optimize(trunk, batch, passes, steps, num_epochs=num_epochs, minibatch_size=size, seed=seed)
 
@@ -110,12 +73,9 @@ def weights(trunk: Trunk, *roles: str) -> dict[str, Tensor]:
 
 def everything_but(trunk: Trunk, role: str) -> dict[str, Tensor]:
     """A copy of every tensor of the model and of the heads that is not the role's."""
-    own = {id(p) for p in trunk.parameters(role).values()}
-    heads = [
-        (f"{r} {n}", t) for r, head in trunk.heads.items() if r != role for n, t in head.named_parameters()
-    ]
-    named = [*trunk.model.named_parameters(), *heads]
-    return {name: p.detach().clone() for name, p in named if id(p) not in own}
+    heads = {f".{r}.head {n}": t for r, head in trunk.heads.items() for n, t in head.state_dict().items()}
+    named = {**trunk.model.state_dict(), **heads}
+    return {name: tensor.clone() for name, tensor in named.items() if f".{role}." not in name}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -162,14 +122,7 @@ def test_losses_add_up_over_parts_means_are_over_tokens_and_maxima_stay_maxima(
         rows = {"long": tokens * (tokens > 20), "max_row": part.group_ids.max(), "count": tokens}
         return nothing + tokens / denom, rows
 
-    steps_taken = walk(
-        trunk,
-        rollouts,
-        [Pass("value", loss)],
-        optimizers(trunk, "value"),
-        size=8,
-        seed=0,
-    )
+    steps_taken = walk(trunk, rollouts, [Pass("value", loss)], optimizers(trunk, "value"), size=8)
     found = next(steps_taken)
     steps_taken.close()
     assert found["value/loss"] == pytest.approx(1.0)  # not 8: parts are divided by the minibatch's tokens
@@ -201,12 +154,8 @@ def test_every_epoch_takes_every_row_once_in_a_new_order(make: Make, rollouts: R
     assert first != second
     assert rows_drawn(trunk, rollouts, 2, seed=0) == drawn
     assert rows_drawn(trunk, rollouts, 2, seed=1) != drawn
-
-
-def test_rows_that_do_not_fill_a_last_minibatch_wait(make: Make, rollouts: RolloutBatch) -> None:
-    drawn = rows_drawn(make(), rollouts, 3, seed=0)
-    assert [len(rows) for rows in drawn] == [3, 3, 3, 3]
-    assert len({*drawn[0], *drawn[1]}) == 6
+    first, second, *_ = rows_drawn(trunk, rollouts, 3, seed=0)
+    assert len({*first, *second}) == 6  # the two rows that fill no minibatch wait
 
 
 def test_too_few_rows_for_a_minibatch_are_refused(make: Make, rollouts: RolloutBatch) -> None:
@@ -232,9 +181,7 @@ def test_a_huge_gradient_of_one_role_does_not_scale_anothers_step(make: Make, ro
     found = []
     for roles in (["value"], ["policy", "value"]):
         trunk = make()
-        passes = (
-            [likelihood(trunk, scale=1e6), regression(trunk)] if "policy" in roles else [regression(trunk)]
-        )
+        passes = [likelihood(trunk, scale=1e6), regression(trunk)][-len(roles) :]
         steps_taken = walk(trunk, rollouts, passes, optimizers(trunk, *roles), num_epochs=2)
         norms = [f["value/grad_norm"] for f in list(steps_taken)]
         found.append((norms, weights(trunk, "value")))
@@ -261,19 +208,13 @@ def test_gradients_are_clipped_before_every_step(make: Make, rollouts: RolloutBa
     trunk = make()
     steps = optimizers(trunk, "policy", max_grad_norm=0.5)
     steps_taken = walk(trunk, rollouts, [likelihood(trunk, 1e6)], steps, num_epochs=2)
-    clipped: list[float] = []
-    yielded: list[dict[str, float]] = []
-    for found in steps_taken:
-        if yielded:  # the step before this yield has been taken
-            clipped.append(norm_of_masters(steps["policy"]))
-        yielded.append(found)
-    clipped.append(norm_of_masters(steps["policy"]))
+    clipped, yielded = [], [next(steps_taken)]
+    while len(clipped) < 4:
+        yielded += [found for found in [next(steps_taken, None)] if found]  # takes the step before
+        grads = [m.grad.norm() for m in steps["policy"].masters if m.grad is not None]
+        clipped.append(float(torch.stack(grads).norm()))
     assert clipped == pytest.approx([0.5] * 4, rel=1e-4)
     assert all(found["policy/grad_norm"] > 1e3 for found in yielded)  # reported as it was
-
-
-def norm_of_masters(optimizer: RoleOptimizer) -> float:
-    return float(torch.stack([m.grad.norm() for m in optimizer.masters if m.grad is not None]).norm())
 
 
 def test_a_step_with_gradients_that_are_not_finite_is_skipped_and_counted_for_its_role_alone(
@@ -288,17 +229,6 @@ def test_a_step_with_gradients_that_are_not_finite_is_skipped_and_counted_for_it
     assert (steps["policy"].skipped, steps["value"].skipped) == (2, 0)
     assert same(weights(trunk, "policy"), policy)
     assert not same(weights(trunk, "value"), value)
-
-
-def test_one_bad_row_costs_its_minibatch_and_no_more(make: Make, rollouts: RolloutBatch) -> None:
-    trunk = make()
-    assert rollouts.returns is not None
-    rollouts.returns[3] = torch.inf
-    steps = optimizers(trunk, "value")
-    steps_taken = walk(trunk, rollouts, [regression(trunk)], steps, num_epochs=2)
-    found = list(steps_taken)
-    assert sum(f["value/skipped"] for f in found) == 2  # once an epoch
-    assert all(p.isfinite().all() for p in weights(trunk, "value").values())
 
 
 def test_too_many_skipped_steps_end_the_stage_with_the_weights_as_they_were(
@@ -354,9 +284,8 @@ def test_masters_add_up_steps_too_small_for_bf16(make: Make) -> None:
         optimizer.step()
 
     step()
-    assert all(
-        (p == start).all() for p in adapter
-    )  # 1e-5 is a fiftieth of the distance 2^-11 between two bf16
+    # 1e-5 is a fiftieth of the distance 2^-11 between two bf16 numbers near 0.1.
+    assert all((p == start).all() for p in adapter)
     for _ in range(99):
         step()
     # Adam moves by the rate a step under a constant gradient: 1e-3 in all, which is 2.05 distances.
@@ -381,17 +310,4 @@ def test_what_is_yielded_is_not_stepped_on_when_the_consumer_stops(
     steps_taken.close()
     assert same(weights(trunk, "policy", "value"), after_one)
     assert (steps["policy"].steps, steps["value"].steps) == (1, 1)
-    assert all(p.grad is None for r in trunk.roles for p in trunk.parameters(r).values())
-
-
-def test_a_loss_that_raises_leaves_no_gradient(make: Make, rollouts: RolloutBatch) -> None:
-    trunk = make()
-
-    def broken(part: RolloutBatch, denom: int) -> Loss:
-        raise ArithmeticError("no loss today")
-
-    passes = [likelihood(trunk), Pass("value", broken)]
-    steps = optimizers(trunk, "policy", "value")
-    with pytest.raises(ArithmeticError):
-        list(walk(trunk, rollouts, passes, steps, size=8))
     assert all(p.grad is None for r in trunk.roles for p in trunk.parameters(r).values())

@@ -30,6 +30,7 @@ SMALLER = (
     "evals.held_out.sampling.max_new_tokens=8",
 )
 SEED = 7
+PLAIN = Execution(device="cpu", num_threads=1)
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Chain:
     """A store, and every job that was run in it, by its stage and subject."""
 
     root: Path
-    execution: Execution = Execution(device="cpu", num_threads=1)
+    execution: Execution = PLAIN
     jobs: dict[str, Job] = field(default_factory=dict)
     made: dict[str, dict[str, ArtifactRef]] = field(default_factory=dict)
 

@@ -1,0 +1,116 @@
+"""A run file with what is laid over it: read as YAML, refused in a sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.settings import MAX_SEED, RunSettings, load_run_file
+from rlhf_core.models import TinyModel
+from rlhf_core.rewards import LengthWindow
+from rlhf_core.settings import InvalidSettings, merge
+
+RUNS = Path(__file__).parents[2] / "infra" / "runs"
+TINY = RUNS / "tiny-cpu.yaml"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(RUNS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_run_file_is_a_run(path: Path) -> None:
+    run = load_run_file(path)
+    assert RunSettings.model_validate(run.to_json()) == run
+
+
+def test_an_override_is_read_as_yaml() -> None:
+    # YAML itself takes 1e-4, which has no point, for a text.
+    run = load_run_file(
+        TINY,
+        [
+            "policy_update.algorithm.learning_rate=1e-4",
+            "policy_update.algorithm.value_clip_range=null",
+            "policy_update.algorithm.num_steps=3",
+            "project=a-b",
+        ],
+    )
+    algorithm = run.policy_update.algorithm
+    assert (algorithm.learning_rate, algorithm.value_clip_range, algorithm.num_steps) == (1e-4, None, 3)
+    assert isinstance(algorithm.learning_rate, float)
+    assert run.project == "a-b"
+    # What was not named stays as the file has it.
+    assert algorithm.value_learning_rate == load_run_file(TINY).policy_update.algorithm.value_learning_rate
+
+
+def test_a_later_override_wins() -> None:
+    assert load_run_file(TINY, ["seed=1", "seed=2"]).seed == 2
+    assert load_run_file(TINY, [f"seed={MAX_SEED}"]).seed == MAX_SEED
+
+
+def test_a_value_may_hold_an_equals_sign() -> None:
+    run = load_run_file(TINY, ["policy_update.watched.pattern='a=b'"])
+    assert run.policy_update.watched is not None
+    assert run.policy_update.watched.to_json()["pattern"] == "a=b"
+
+
+def test_a_changed_type_drops_the_other_members_keys() -> None:
+    old = {"gold": {"type": "regex", "pattern": "a"}, "kept": 1}
+    new = {"gold": {"type": "length_window", "min_tokens": 1}}
+    assert merge(old, new) == {"gold": {"type": "length_window", "min_tokens": 1}, "kept": 1}
+    assert merge(old, {"gold": {"type": "regex", "mode": "count"}}) == {
+        "gold": {"type": "regex", "pattern": "a", "mode": "count"},
+        "kept": 1,
+    }
+    run = load_run_file(TINY, ["policy_update.watched={type: length_window, min_tokens: 2, max_tokens: 4}"])
+    assert run.policy_update.watched == LengthWindow(min_tokens=2, max_tokens=4)
+    assert isinstance(load_run_file(TINY).bootstrap.base, TinyModel)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "evals.win_rate.annotator.gold.patern=x",
+            "evals.win_rate.annotator.gold.patern: unknown key; did you mean `pattern`",
+        ),
+        ("policy_update.sampling.max_tokens=4", "policy_update.sampling.max_tokens: unknown key"),
+        ("prompts.labelling.more=1", "prompts.labelling"),
+        (f"seed={MAX_SEED + 1}", "seed"),
+        ("seed=-1", "greater than or equal to 0"),
+        ("project=With Capitals", "project: String should match pattern"),
+        ("=1", "write it as path.to.setting=value"),
+        ("a..b=1", "write it as path.to.setting=value"),
+        ("seed=[1", "the value is not YAML"),
+        ("reward_model.prompts_per_minibatch=200", "no step would be taken"),
+    ],
+)
+def test_what_is_wrong_is_named_where_it_was_written(override: str, said: str) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        load_run_file(TINY, [override])
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- a\n- b\n", "must hold settings by name, and holds list"),
+        ("just words", "holds str"),
+        ("", "holds NoneType"),
+        ("a: [1", "is not YAML"),
+        ("seed: 1\n", "project"),
+    ],
+)
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InvalidSettings, match=said):
+        load_run_file(written(tmp_path, text))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidSettings, match="is not YAML"):
+        load_run_file(path)
+    with pytest.raises(InvalidSettings, match="there is no run file"):
+        load_run_file(tmp_path)

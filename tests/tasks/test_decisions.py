@@ -1,0 +1,119 @@
+"""The ledger decides; the registry and its alias follow, however often they are asked to."""
+
+from collections.abc import Callable
+
+import pytest
+
+from rlhf_core.artifacts import ArtifactRef
+from rlhf_core.gates import Estimate, Gate
+from rlhf_core.ledger import DecisionRecord, StageRecord
+from rlhf_core.stages.reward_validation import RewardReport
+from tasks.context import Round, RoundEnded
+from tasks.decisions import accept, follow_ledger
+from tasks.project import Project
+from tests.tasks.conftest import files
+
+ACCURATE = Gate(metric="reward_model/accuracy", direction="above", bound=0.5)
+
+
+def pin(round: Round, stage: str, **outputs: ArtifactRef) -> None:
+    round.project.ledger.pin(
+        round.number,
+        StageRecord(stage=stage, key="k", outputs=outputs, cached=False, seconds=0, mlflow_run_id=""),
+    )
+
+
+def decide(round: Round, outcome: str, candidate: ArtifactRef | None) -> None:
+    """A round with labels, a reward model, perhaps a candidate, and its decision."""
+    project, number = round.project, round.number
+    pin(round, "preferences", preferences=files(project, "preferences", f"labels {number}"))
+    pin(round, "reward_modeling", reward_model=files(project, "reward_model", f"reward {number}"))
+    if candidate is not None:
+        pin(round, "policy_update", policy=candidate)
+    project.ledger.decide(
+        DecisionRecord(
+            round=number,
+            outcome=outcome,
+            candidate=candidate,
+            parent=round.record.champion,
+            gates=[],
+            metrics={},
+            alarms=[],
+            decided_at="now",
+        )
+    )
+
+
+def versions(project: Project, model: str) -> dict[int, tuple[str, str]]:
+    """(outcome, digest) of every version."""
+    found = project.tracker.client.search_model_versions(f"name = '{project.name}.{model}'")
+    return {int(v.version): (v.tags["rlhf.outcome"], v.tags["rlhf.digest"]) for v in found}
+
+
+def test_the_registry_follows_the_ledger(project: Project, open_round: Callable[[int], Round]) -> None:
+    assert follow_ledger(project) is None  # no round, no version
+    initial = project.ledger.champion()
+    better, worse = (files(project, "policy", name) for name in ("better", "worse"))
+    decide(open_round(1), "promoted", better)
+    decide(open_round(2), "rejected", worse)
+    decide(open_round(3), "reward_model_rejected", None)
+
+    assert [follow_ledger(project), follow_ledger(project)] == [2, 2]
+    assert versions(project, "policy") == {
+        1: ("initial", initial.digest),
+        2: ("promoted", better.digest),
+        3: ("rejected", worse.digest),
+    }
+    outcomes = {number: outcome for number, (outcome, _) in versions(project, "reward-model").items()}
+    assert outcomes == {1: "promoted", 2: "rejected", 3: "reward_model_rejected"}
+    assert project.registry.alias("policy", "champion") == 2
+
+    project.registry.set_alias("policy", "champion", 3)  # by hand
+    assert follow_ledger(project) == 2
+    assert project.registry.alias("policy", "champion") == 2
+
+    third = project.tracker.client.get_model_version(f"{project.name}.policy", "3").tags
+    assert third["rlhf.parent_version"] == "2"
+    assert third["rlhf.parent_digest"] == better.digest
+    assert third["rlhf.reward_model_version"] == "2"
+
+
+def test_an_undecided_round_registers_the_initial_policy_alone(
+    project: Project, open_round: Callable[[int], Round]
+) -> None:
+    pin(open_round(1), "reward_modeling", reward_model=files(project, "reward_model", "reward"))
+    assert follow_ledger(project) == 1
+    assert versions(project, "policy") == {1: ("initial", project.ledger.champion().digest)}
+    assert versions(project, "reward-model") == {}
+
+
+def reported(project: Project, low: float) -> ArtifactRef:
+    report = RewardReport(
+        metrics={"reward_model/accuracy": Estimate(value=0.7, low=low, high=0.8)},
+        calibration=[],
+        accuracy_by_round={},
+        held_out_pairs=10,
+    )
+    with project.store.writing() as folder:
+        (folder / "reward_report.json").write_text(report.model_dump_json())
+        return project.store.commit(folder, "reward_report", "by hand")
+
+
+def test_a_reward_model_that_passes_lets_the_round_go_on(
+    project: Project, open_round: Callable[[int], Round]
+) -> None:
+    accept(open_round(1), reported(project, low=0.6), [ACCURATE])
+    assert project.ledger.decision(1) is None
+
+
+def test_a_reward_model_that_fails_ends_the_round(
+    project: Project, open_round: Callable[[int], Round]
+) -> None:
+    round = open_round(1)
+    with pytest.raises(RoundEnded, match="round 1: the reward model may not serve") as ended:
+        accept(round, reported(project, low=0.45), [ACCURATE])
+    assert ended.value.outcome == "RewardModelRejected"
+    decision = project.ledger.decision(1)
+    assert decision is not None and decision.candidate is None
+    assert decision.outcome == "reward_model_rejected"
+    assert [(gate.value, gate.passed) for gate in decision.gates] == [(0.45, False)]
