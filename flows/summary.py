@@ -25,17 +25,19 @@ def summary(home: Path, name: str, executed: Set[tuple[int, str]] | None = None)
     return {
         "project": name,
         "home": str(home),
-        "champion": {"policy": champion.digest, "version": _version(home, name, champion.digest)},
+        "champion": {"policy": champion.digest, "version": _version(home, name, ledger)},
         "rounds": [_round(ledger, number, executed) for number in ledger.rounds()],
     }
 
 
-def _version(home: Path, name: str, digest: str) -> int | None:
+def _version(home: Path, name: str, ledger: Ledger) -> int | None:
     """The champion's number in MLflow's registry."""
     from tasks.registry import Registry
     from tasks.tracking import Tracker
 
-    return Registry(Tracker(home, name)).version_of("policy", digest)
+    return Registry(Tracker(home, name)).version_of(
+        "policy", ledger.champion().digest, ledger.champion_round()
+    )
 
 
 def _round(ledger: Ledger, number: int, executed: Set[tuple[int, str]] | None) -> dict[str, Json]:
@@ -81,7 +83,7 @@ def show(home: Path, name: str, console: Console) -> None:
         table.add_row(str(number), decision.outcome if decision else "open", *numbers, f"{minutes:.1f}")
     console.print(table)
     champion = ledger.champion()
-    console.print(f"champion  policy {champion.digest[:12]}, version {_version(home, name, champion.digest)}")
+    console.print(f"champion  policy {champion.digest[:12]}, version {_version(home, name, ledger)}")
     for number in ledger.rounds():
         page = home / "projects" / name / "reports" / f"round-{number:04d}" / "report.md"
         if page.exists():

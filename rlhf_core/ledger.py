@@ -177,12 +177,13 @@ class Ledger:
 
     def champion(self) -> ArtifactRef:
         """The policy in service: the first one, or what the last promoting round put there."""
-        champion = self.project().inputs["policy"]
-        for number in self.rounds():
-            decision = self.decision(number)
-            if decision and decision.outcome == "promoted" and decision.candidate:
-                champion = decision.candidate
-        return champion
+        decision = self.decision(self.champion_round())
+        return decision.candidate if decision and decision.candidate else self.project().inputs["policy"]
+
+    def champion_round(self) -> int:
+        """The last promoting round; 0 while the first policy is in service."""
+        decisions = [(number, self.decision(number)) for number in self.rounds()]
+        return max((n for n, d in decisions if d and d.outcome == "promoted" and d.candidate), default=0)
 
     def _create(self, name: str, record: RecordType) -> RecordType:
         path = self.root / f"{name}.json"

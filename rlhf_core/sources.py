@@ -1,7 +1,7 @@
 """Where rows come from: prompts out of JSONL files, and the Parquet files that row sets are kept in.
 
-Row sets are written by `datasets`, and so carry their features for whoever loads them; they are read by pyarrow,
-which needs no cache on disk.
+Row sets are written by `datasets`, and so carry their features for whoever loads them; they are read by
+pyarrow, which needs no cache on disk.
 """
 
 import json

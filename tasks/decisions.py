@@ -90,7 +90,9 @@ def follow_ledger(project: Project) -> int | None:
     )
     for number in project.ledger.rounds():
         _follow_round(project, number)
-    champion = project.registry.version_of("policy", project.ledger.champion().digest)
+    champion = project.registry.version_of(
+        "policy", project.ledger.champion().digest, project.ledger.champion_round()
+    )
     if champion is not None and project.registry.alias("policy", "champion") != champion:
         project.registry.set_alias("policy", "champion", champion)
     return champion

@@ -1,6 +1,7 @@
 """Runs a job: in this process or in a fresh one, while somebody looks at its spool."""
 
 import contextvars
+import os
 import subprocess
 import sys
 import threading
@@ -47,7 +48,7 @@ def _process(job: Job, look: Callable[[], None]) -> Recipe:
     work = Path(job.work)
     (work / "job.json").write_text(job.model_dump_json(indent=1))
     (work / "result.json").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "rlhf_core.stages", str(work / "job.json")]
+    command = [sys.executable, "-m", "rlhf_core.stages", str(work / "job.json"), str(os.getpid())]
     with (work / "stage.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:

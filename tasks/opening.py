@@ -16,6 +16,7 @@ from rlhf_core.settings import Json, Settings
 from rlhf_core.sources import write_rows
 from rlhf_core.stages.bootstrap import Bootstrap, BootstrapJob
 from tasks.context import Round
+from tasks.following import close_run
 from tasks.launch import launch
 from tasks.project import Project
 
@@ -115,4 +116,4 @@ def close_round(project: Project, number: int) -> None:
     """Leave the MLflow run of a round that failed as FAILED; the next run of the round reopens it."""
     record = project.ledger.round(number)
     if record is not None:
-        project.tracker.close(record.mlflow_run_id, "FAILED")
+        close_run(project, record.mlflow_run_id, "FAILED")

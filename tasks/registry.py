@@ -63,10 +63,15 @@ class Registry:
             self._tracker.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
         return number
 
-    def version_of(self, model: RegisteredKind, digest: str) -> int | None:
-        """The newest version with these contents."""
+    def version_of(self, model: RegisteredKind, digest: str, round: int | None = None) -> int | None:
+        """The newest version with these contents; of this round, where one is named."""
         with reaching_mlflow(f"looking up a {model}"):
-            return max((int(version.version) for version in self._versions(model, digest)), default=None)
+            found = [
+                int(version.version)
+                for version in self._versions(model, digest)
+                if round is None or version.tags["rlhf.round"] == str(round)
+            ]
+            return max(found, default=None)
 
     def tag_version(self, model: RegisteredKind, version: int, tags: Mapping[str, str]) -> None:
         """Sets tags on a version, such as what became of a candidate."""

@@ -17,11 +17,11 @@ def end_with(parent: int) -> None:
     os._exit(3)
 
 
-def main(path: str) -> None:
-    """Run the job in the file."""
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+def main(path: str, parent: int) -> None:
+    """Run the job in the file, for as long as the process `parent` is there to take what it makes."""
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     run_job(Job.model_validate_json(Path(path).read_bytes()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())

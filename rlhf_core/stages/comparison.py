@@ -95,7 +95,7 @@ def _by_models(
 
 
 def kl_to(trunk: Trunk, role: str, sampled: Sampled, temperature: float) -> list[float]:
-    """Of each completion, in nats: sum of log pi(token) - log role(token), pi being the policy that sampled."""
+    """Of each completion, in nats: sum of log pi(token) - log role(token), pi the policy that sampled."""
     batch = collate_completions(sampled.completions, trunk.codec.pad_id, trunk.device)
     with trunk.role(role):
         logprobs, _ = trunk.logprobs(batch, temperature)

@@ -33,7 +33,7 @@ class RewardModeling(Settings):
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, schedule="linear")
     """Its optimiser."""
     head_init_scale: float = Field(default=0.2, gt=0, le=1)
-    """Multiplies the fresh head's weights: at full scale, random scores drown what a few hundred pairs can say."""
+    """Multiplies the fresh head's weights: at full scale random scores drown what few hundred pairs say."""
     num_epochs: int = Field(default=2, ge=1, le=50)
     """Times every pair is seen. More mostly memorises; more distinct pairs teach."""
     prompts_per_minibatch: int = Field(default=4, ge=1)
