@@ -3,6 +3,7 @@
 from collections.abc import Set
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -10,12 +11,14 @@ from rlhf_core.ledger import DecisionRecord, Ledger, StageRecord
 from rlhf_core.settings import Json
 
 COLUMNS = {
+    "reward_model/accuracy": "RM acc.",
     "eval/gold_before": "gold before",
     "eval/gold_after": "gold after",
     "eval/win_rate": "win rate",
     "eval/kl_to_initial": "KL to initial",
-    "reward_model/accuracy": "reward accuracy",
 }
+OUTCOMES = {"reward_model_rejected": "RM rejected"}
+GAIN = "eval/gold_minus_initial"
 
 
 def summary(home: Path, name: str, executed: Set[tuple[int, str]] | None = None) -> dict[str, Json]:
@@ -72,18 +75,26 @@ def _gates(decision: DecisionRecord) -> list[Json]:
 def show(home: Path, name: str, console: Console) -> None:
     """The project as a table, and where to look."""
     ledger = Ledger(home / "projects", name)
-    table = Table(title=f"project {name}")
+    table = Table(title=f"project {name}", box=box.SIMPLE)
     for title in ("round", "outcome", *COLUMNS.values(), "minutes"):
-        table.add_column(title, justify="left" if title == "outcome" else "right")
+        words = title == "outcome"
+        table.add_column(title, justify="left" if words else "right", min_width=11 if words else 5)
     for number in ledger.rounds():
         decision = ledger.decision(number)
         metrics = decision.metrics if decision else {}
         minutes = sum(stage.seconds for stage in ledger.stages(number)) / 60
         numbers = [f"{metrics[key]:.3f}" if key in metrics else "-" for key in COLUMNS]
-        table.add_row(str(number), decision.outcome if decision else "open", *numbers, f"{minutes:.1f}")
+        outcome = OUTCOMES.get(decision.outcome, decision.outcome) if decision else "open"
+        table.add_row(str(number), outcome, *numbers, f"{minutes:.1f}")
     console.print(table)
     champion = ledger.champion()
     console.print(f"champion  policy {champion.digest[:12]}, version {_version(home, name, ledger)}")
+    won = ledger.decision(ledger.champion_round())
+    if won is not None and GAIN in won.metrics:
+        value, low, high = (won.metrics[f"{GAIN}{end}"] for end in ("", "_low", "_high"))
+        console.print(
+            f"gain      gold {value:+.3f} over the initial policy, 95 % interval {low:+.3f} to {high:+.3f}"
+        )
     for number in ledger.rounds():
         page = home / "projects" / name / "reports" / f"round-{number:04d}" / "report.md"
         if page.exists():

@@ -72,7 +72,9 @@ class Watch:
         last = last_true(batch.response_mask)
         expected = torch.zeros_like(added)
         expected[rows, last] = batch.scores
-        if not torch.allclose(added, expected, rtol=1e-4, atol=1e-4):
+        # Adding the penalty back leaves its rounding, which grows with it.
+        slack = 1e-4 * (1 + expected.abs()) + 1e-6 * (self.kl_coef * batch.kl).abs()
+        if not ((added - expected).abs() <= slack).all():
             row, token = divmod(int((added - expected).abs().argmax()), added.shape[1])
             raise BrokenInvariant(
                 f"row {row} has {float(added[row, token]):.4f} at token {token} beside its KL penalty; its "

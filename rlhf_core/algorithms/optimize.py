@@ -4,7 +4,7 @@ Masters are float32 whatever the adapters compute in, and each role has its own 
 gradient norm never scales another's step.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, Self, TypeVar
 
@@ -152,6 +152,17 @@ def optimize(
             optimizer.clear()
 
 
+def stepped(walk: Iterable[dict[str, float]]) -> Iterator[dict[str, float]]:
+    """What `optimize` yields, each once its step is taken and its rate and norm are in it."""
+    previous: dict[str, float] | None = None
+    for found in walk:
+        if previous is not None:
+            yield previous
+        previous = found
+    if previous is not None:
+        yield previous
+
+
 def _walk(
     trunk: Trunk,
     batch: BatchType,
@@ -187,7 +198,8 @@ def _accumulate(trunk: Trunk, minibatch: BatchType, one: Pass[BatchType]) -> dic
             total += loss.item()
             for name, value in diagnostics.items():
                 if name.startswith("max_"):
-                    sums[name] = max(sums.get(name, value.item()), value.item())
+                    known = torch.tensor(sums.get(name, value.item()))
+                    sums[name] = float(torch.maximum(known, value.cpu()))  # a NaN stays one
                 else:
                     sums[name] = sums.get(name, 0.0) + value.item()
     count = sums.pop("count")

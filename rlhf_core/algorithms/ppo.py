@@ -3,6 +3,7 @@
 Left out here: the pretraining mix (PPO-ptx), adaptive KL and dual clipping.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -216,8 +217,8 @@ class PPOAlgorithm:
             taken.append(found)
             done += 1
         walk.close()
-        for found in taken:
-            means.add(found)
+        for found in taken:  # a minibatch that was skipped is counted, and its numbers enter no mean
+            means.add({name: value for name, value in found.items() if math.isfinite(value)})
         renamed = {_metric_name(name): value for name, value in means.means().items()}
         return {**renamed, "policy/minibatches": float(done)}
 

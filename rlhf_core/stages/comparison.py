@@ -16,6 +16,8 @@ from rlhf_core.stages.measurement import Measured
 from rlhf_core.trunk import Trunk
 
 NAME, VERSION = "comparison", 1
+WITH_INTERVAL = ("eval/win_rate", "eval/gold_minus_champion", "eval/gold_minus_initial")
+"""Numbers whose intervals are told with the result, not in the report alone."""
 
 
 class Compare(Settings):
@@ -56,7 +58,13 @@ def run(context: StageContext) -> None:
     with context.output("comparison", "comparison") as folder:
         (folder / "comparison.json").write_text(ComparisonReport(metrics=metrics).model_dump_json(indent=1))
         write_rows(wins, folder / "wins.parquet")
-    context.summary({name: estimate.value for name, estimate in metrics.items()})
+    ends = {
+        f"{name}_{end}": value
+        for name in WITH_INTERVAL
+        if name in metrics
+        for end, value in (("low", metrics[name].low), ("high", metrics[name].high))
+    }
+    context.summary({**{name: estimate.value for name, estimate in metrics.items()}, **ends})
 
 
 def _against(candidate: Measured, other: Measured, who: str, seed: int) -> dict[str, Estimate]:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlhf_core.algorithms.optimize import Diagnostics, Optimizer, Pass, RoleOptimizer, optimize
+from rlhf_core.algorithms.optimize import Diagnostics, Optimizer, Pass, RoleOptimizer, optimize, stepped
 from rlhf_core.artifacts import derive_seed
 from rlhf_core.batch import PreferenceBatch, collate_completions
 from rlhf_core.losses import bradley_terry_loss
@@ -80,7 +80,7 @@ def fit(trunk: Trunk, batch: PreferenceBatch, settings: RewardModeling, context:
         minibatch_size=settings.prompts_per_minibatch,
         seed=derive_seed(context.seed, "order"),
     )
-    for step, found in enumerate(walk):
+    for step, found in enumerate(stepped(walk)):
         metrics = {
             f"reward_model/train_{name.removeprefix('reward/')}": value for name, value in found.items()
         }

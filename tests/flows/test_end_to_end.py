@@ -26,13 +26,13 @@ STAGES = {
 }  # fmt: skip
 
 
-def command(home: Path, *more: str) -> list[str]:
-    run = ["run", str(RUN_FILE), "--rounds", str(ROUNDS), "--home", str(home), "--json"]
+def command(home: Path, *more: str, rounds: int = ROUNDS) -> list[str]:
+    run = ["run", str(RUN_FILE), "--rounds", str(rounds), "--home", str(home), "--json"]
     return [sys.executable, "-m", "flows.cli", *run, *more]
 
 
-def play(home: Path, *more: str) -> dict[str, Any]:
-    done = subprocess.run(command(home, *more), capture_output=True, text=True, check=False)
+def play(home: Path, *more: str, rounds: int = ROUNDS) -> dict[str, Any]:
+    done = subprocess.run(command(home, *more, rounds=rounds), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -98,8 +98,8 @@ def test_two_homes_with_one_seed_give_the_same_digests(first: dict[str, Any], tm
 
 
 def test_a_process_for_each_stage_gives_the_same_digests(first: dict[str, Any], tmp_path: Path) -> None:
-    found = play(tmp_path, "--set", "execution.launcher=process")
-    assert digests(found) == digests(first)
+    found = play(tmp_path, "--set", "execution.launcher=process", rounds=1)
+    assert digests(found).items() <= digests(first).items()
 
 
 def kill_when(home: Path, moments: Iterator[bool]) -> bool:
@@ -154,3 +154,13 @@ def test_no_mlflow_run_is_left_running(first: dict[str, Any], home: Path) -> Non
     tracker = Tracker(home, "tiny")
     running = tracker.client.search_runs([tracker.experiment_id], "attributes.status = 'RUNNING'")
     assert not running
+
+
+def test_status_tells_the_same_as_the_run(first: dict[str, Any], home: Path) -> None:
+    asked = [sys.executable, "-m", "flows.cli", "status", "tiny", "--home", str(home)]
+    told = json.loads(subprocess.run([*asked, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert told == first
+    shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert f"version {first['champion']['version']}" in shown
+    for round in first["rounds"]:
+        assert round["outcome"] in shown
