@@ -20,11 +20,11 @@ class SimulatedAnnotator(Settings):
     """The name of this annotator."""
     gold: RuleReward = Sentiment()
     """What this person really wants. It reaches the round through labels and evaluations only."""
-    temperature: float = Field(default=0.25, gt=0)
+    temperature: float = Field(default=0.15, gt=0)
     """P(a over b) = sigmoid((gold_a - gold_b) / temperature): lower is more consistent."""
     flip_rate: float = Field(default=0.05, ge=0, lt=0.5)
     """Share of judgements that are turned round by a slip, whatever the difference."""
-    tie_band: float = Field(default=0.02, ge=0)
+    tie_band: float = Field(default=0.1, ge=0)
     """Differences of gold up to this are called a tie."""
 
     def build(self, seed: int) -> "Simulated":
