@@ -4,10 +4,12 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +166,15 @@ def test_status_tells_the_same_as_the_run(first: dict[str, Any], home: Path) -> 
     assert f"version {first['champion']['version']}" in shown
     for round in first["rounds"]:
         assert round["outcome"] in shown
+
+
+def test_prefect_shows_named_ends_and_cached_stages(first: dict[str, Any], home: Path) -> None:
+    ends = {"promoted": "Promoted", "rejected": "GateRejected"}
+    with closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
+        flows = database.execute("select name, state_name, state_type from flow_run").fetchall()
+        tasks = database.execute("select name, state_name from task_run").fetchall()
+    for round in first["rounds"]:
+        assert (f"tiny round {round['round']}", ends[round["outcome"]], "COMPLETED") in flows
+    # In round 1 the champion is the initial policy, whose measurement was just made.
+    assert ("measurement.champion", "Cached") in tasks
+    assert ("policy_update", "Completed") in tasks

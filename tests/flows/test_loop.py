@@ -1,0 +1,76 @@
+"""What a run plans to do, before it does anything."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.loop import check
+from flows.settings import load_run_file
+from rlhf_core.artifacts import ArtifactRef
+from rlhf_core.ledger import DecisionRecord, Ledger, ProjectRecord, RoundRecord
+from rlhf_core.settings import InvalidSettings
+from rlhf_core.stages.bootstrap import resolve
+
+SETTINGS = load_run_file(Path(__file__).parents[2] / "infra" / "runs" / "tiny-cpu.yaml")
+REF = ArtifactRef(kind="policy", digest="a" * 64, key="k")
+
+
+def with_rounds(home: Path, decided: int) -> None:
+    """A project on the run file's base that has had `decided` rounds."""
+    bootstrap, _ = resolve(SETTINGS.bootstrap, SETTINGS.execution)
+    ledger = Ledger(home / "projects", SETTINGS.project)
+    opened = {"bootstrap": bootstrap.to_json()}
+    base = SETTINGS.bootstrap.base.fingerprint()
+    ledger.open_project(
+        ProjectRecord(name=SETTINGS.project, settings=opened, base=base, inputs={"policy": REF})
+    )
+    for number in range(1, decided + 1):
+        ledger.open_round(
+            RoundRecord(
+                round=number,
+                settings={},
+                seed=0,
+                champion=REF,
+                source=REF,
+                mlflow_run_id="m",
+                prefect_flow_run_id="p",
+            )
+        )
+        ledger.decide(
+            DecisionRecord(
+                round=number,
+                outcome="rejected",
+                candidate=REF,
+                parent=REF,
+                gates=[],
+                metrics={},
+                alarms=[],
+                decided_at="now",
+            )
+        )
+
+
+def test_rounds_is_how_many_the_project_shall_have_had_and_more_adds(tmp_path: Path) -> None:
+    with_rounds(tmp_path, 3)
+    assert check(SETTINGS, tmp_path, 2, None).rounds == 2
+    assert check(SETTINGS, tmp_path, None, 2).rounds == 5
+    assert check(SETTINGS, tmp_path, None, None).rounds == 1
+
+
+def test_rounds_and_more_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="give one"):
+        check(SETTINGS, tmp_path, 2, 2)
+
+
+def test_a_project_keeps_its_base_and_its_adapter(tmp_path: Path) -> None:
+    with_rounds(tmp_path, 1)
+    other_seed = SETTINGS.bootstrap.base.model_copy(update={"seed": 5})
+    for update in ({"base": other_seed}, {"length_bucket": 64}):
+        changed = SETTINGS.model_copy(update={"bootstrap": SETTINGS.bootstrap.model_copy(update=update)})
+        with pytest.raises(InvalidSettings, match="name a new project"):
+            check(changed, tmp_path, None, None)
+
+
+def test_what_is_recorded_as_resolved_holds_no_auto(tmp_path: Path) -> None:
+    plan = check(SETTINGS, tmp_path, None, None)
+    assert plan.bootstrap.dtype != "auto" and plan.execution.device != "auto"
