@@ -158,21 +158,22 @@ class Trunk:
         head = self._active_head()
 
         def of(rows: TextBatch, hidden: Tensor) -> Tensor:
-            values: Tensor = head(self._before_responses(rows, hidden))
-            return torch.where(rows.response_mask, values, 0.0)
+            return torch.where(rows.response_mask, head(self._before_responses(rows, hidden)), 0.0)
 
         return self._in_micro_batches(batch, of, tuple(batch.response_ids.shape))
 
     def scores(self, batch: TextBatch) -> Tensor:
         """[B] the active role's number for the whole completion, read at its last token."""
-        head = self._active_head()
+        return cast(Tensor, self._active_head()(self.last_states(batch)))
+
+    def last_states(self, batch: TextBatch) -> Tensor:
+        """[B, H] the active role's state after each completion's last token: all that its head reads."""
 
         def of(rows: TextBatch, hidden: Tensor) -> Tensor:
             last = rows.query_lengths + rows.response_lengths - 1
-            scores: Tensor = head(hidden[torch.arange(len(rows), device=hidden.device), last])
-            return scores
+            return hidden[torch.arange(len(rows), device=hidden.device), last]
 
-        return self._in_micro_batches(batch, of, (len(batch),))
+        return self._in_micro_batches(batch, of, (len(batch), self.model.config.hidden_size))
 
     # Files
 

@@ -1,4 +1,4 @@
-"""reward_modeling: Bradley-Terry on every label so far, with a fresh adapter and head.
+"""reward_modeling: Bradley-Terry on every label so far: a linear probe, then a fresh adapter with it.
 
 Stiennon et al., 2020, section 3.4; all pairs of a prompt in one minibatch, each completion encoded once
 (Ouyang et al., 2022, section 3.5).
@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from rlhf_core.algorithms.optimize import Diagnostics, Optimizer, Pass, RoleOptimizer, optimize, stepped
 from rlhf_core.artifacts import derive_seed
@@ -32,10 +33,10 @@ class RewardModeling(Settings):
     """Its adapter; a smaller one memorises less."""
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, schedule="linear")
     """Its optimiser."""
-    head_init_scale: float = Field(default=0.2, gt=0, le=1)
-    """Multiplies the fresh head's weights: at full scale random scores drown what few hundred pairs say."""
-    num_epochs: int = Field(default=2, ge=1, le=50)
-    """Times every pair is seen. More mostly memorises; more distinct pairs teach."""
+    probe_decay: float = Field(default=0.3, gt=0)
+    """L2 penalty of the linear probe that the head starts from; more where labels are few or noisy."""
+    num_epochs: int = Field(default=2, ge=0, le=50)
+    """Times every pair is seen by the adapter after the probe; more mostly memorises. 0 keeps the probe."""
     prompts_per_minibatch: int = Field(default=4, ge=1)
     """Prompts, each with all its pairs, in one step."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
@@ -51,19 +52,47 @@ def run(context: StageContext) -> None:
     settings = context.settings(RewardModeling)
     trunk = context.trunk()
     trunk.add_role("reward", settings.lora, derive_seed(context.seed, "adapter"), head=True)
-    with torch.no_grad():
-        trunk.heads["reward"].weight.mul_(settings.head_init_scale)
     groups = [group for folder in context.inputs("preferences") for group in read_groups(folder)]
     train, _ = split_groups(groups, settings.held_out_share)
     batch = to_batch(train, trunk.codec.pad_id, trunk.device)
     context.summary(
         {"reward_model/train_prompts": float(len(train)), "reward_model/train_pairs": float(batch.weight)}
     )
-    fit(trunk, batch, settings, context)
+    probe(trunk, batch, settings.probe_decay)
+    if settings.num_epochs:
+        fit(trunk, batch, settings, context)
     reference = read_rows(context.inputs("preferences")[0] / "completions.parquet", Completion)
     normalise(trunk, reference)
     with context.output("reward_model", "reward_model") as folder:
         trunk.save_role("reward", folder)
+
+
+@torch.no_grad()
+def probe(trunk: Trunk, batch: PreferenceBatch, decay: float) -> None:
+    """Start the head as the best linear reader of the states as they are (Kumar et al., 2022, LP-FT).
+
+    Minimises mean -log sigmoid(w . (x_chosen - x_rejected)) + decay / 2 * |w|^2 over standardised states x,
+    which is convex. A random head would first have to be unlearned, and would bend the states meanwhile.
+    """
+    with trunk.role("reward"):
+        states = trunk.last_states(batch.completions).double().cpu()
+    mean, deviation = states.mean(0), states.std(0) + 1e-6
+    standard = (states - mean) / deviation
+    differences = standard[batch.chosen] - standard[batch.rejected]
+    weight = torch.zeros(states.shape[1], dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([weight], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        with torch.enable_grad():
+            solver.zero_grad()
+            value = -logsigmoid(differences @ weight).mean() + decay / 2 * weight.square().sum()
+            value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    solver.step(loss)  # type: ignore[no-untyped-call]
+    head = trunk.heads["reward"]
+    head.weight.copy_(weight / deviation)
+    head.bias.copy_(-(mean * weight / deviation).sum())
 
 
 def fit(trunk: Trunk, batch: PreferenceBatch, settings: RewardModeling, context: StageContext) -> None:
