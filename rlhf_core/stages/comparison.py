@@ -41,6 +41,7 @@ def run(context: StageContext) -> None:
     candidate, champion = Measured(context, "candidate"), Measured(context, "champion")
     initial = Measured(context, "initial")
     seed = derive_seed(context.seed, "bootstrap")
+    trunk = context.trunk()
     wins = settings.win_rate.judge(candidate.sampled, champion.sampled, context.seed)
     metrics = {
         "eval/win_rate": Estimate.of(
@@ -49,7 +50,8 @@ def run(context: StageContext) -> None:
         **{f"eval/{name}": estimate for name, estimate in candidate.numbers.items()},
         **_against(candidate, champion, "champion", seed),
         **_against(candidate, initial, "initial", seed),
-        **_by_models(context, settings, candidate, champion, seed),
+        **_by_reward_model(context, trunk, candidate, champion, seed),
+        "eval/kl_to_champion": _kl_to_champion(context, trunk, settings, candidate, seed),
     }
     if "gold" in candidate.numbers:
         metrics["eval/gold_after"] = candidate.numbers["gold"]
@@ -83,23 +85,32 @@ def _against(candidate: Measured, other: Measured, who: str, seed: int) -> dict[
 
 
 @torch.no_grad()
-def _by_models(
-    context: StageContext, settings: Compare, candidate: Measured, champion: Measured, seed: int
+def _by_reward_model(
+    context: StageContext, trunk: Trunk, candidate: Measured, champion: Measured, seed: int
 ) -> dict[str, Estimate]:
-    """The proxy's opinion of both (for looking, never for a gate), and KL from candidate to champion."""
-    trunk = context.trunk()
+    """The proxy's opinion of both: for looking, never for a gate."""
     trunk.load_role("reward", context.input("reward_model"))
-    trunk.load_role("start", context.input("champion_policy"))
-    completions = candidate.sampled.completions
-    clusters = [completion.prompt_id for completion in completions]
-    after = ModelReward(trunk).score(completions).total.tolist()
+    clusters = [completion.prompt_id for completion in candidate.sampled.completions]
+    after = ModelReward(trunk).score(candidate.sampled.completions).total.tolist()
     before = ModelReward(trunk).score(champion.sampled.completions).total.tolist()
-    kl = kl_to(trunk, "start", candidate.sampled, settings.temperature)
     return {
         "eval/proxy_after": Estimate.of(clustered_mean(after, clusters, seed=seed)),
         "eval/proxy_before": Estimate.of(clustered_mean(before, clusters, seed=seed)),
-        "eval/kl_to_champion": Estimate.of(clustered_mean(kl, clusters, seed=seed)),
     }
+
+
+@torch.no_grad()
+def _kl_to_champion(
+    context: StageContext, trunk: Trunk, settings: Compare, candidate: Measured, seed: int
+) -> Estimate:
+    """Of the candidate's samples; where the champion is the initial policy, that was measured already."""
+    sampled = candidate.sampled
+    clusters = [completion.prompt_id for completion in sampled.completions]
+    if context.job.inputs["champion"] == context.job.inputs["initial"]:
+        return Estimate.of(clustered_mean(sampled.kl_to_initial, clusters, seed=seed))
+    trunk.load_role("start", context.input("champion_policy"))
+    kl = kl_to(trunk, "start", sampled, settings.temperature)
+    return Estimate.of(clustered_mean(kl, clusters, seed=seed))
 
 
 def kl_to(trunk: Trunk, role: str, sampled: Sampled, temperature: float) -> list[float]:

@@ -22,7 +22,7 @@ from rlhf_core.stages.context import StageContext
 from rlhf_core.stages.labels import read_groups, split_groups, to_batch
 from rlhf_core.trunk import Lora, Trunk
 
-NAME, VERSION = "reward_modeling", 1
+NAME, VERSION = "reward_modeling", 2
 MIN_REFERENCE_SAMPLES = 8
 
 
@@ -45,6 +45,8 @@ class RewardModeling(Settings):
     """Keeps the scores around zero (Eisenstein et al., 2023)."""
     held_out_share: float = Field(default=0.25, gt=0, lt=1)
     """Share of prompts whose labels never train a reward model, in any round."""
+    normaliser_samples: int = Field(default=256, ge=MIN_REFERENCE_SAMPLES)
+    """Completions of the initial policy, at most, that fix the scores' mean and deviation."""
 
 
 def run(context: StageContext) -> None:
@@ -62,7 +64,7 @@ def run(context: StageContext) -> None:
     if settings.num_epochs:
         fit(trunk, batch, settings, context)
     reference = read_rows(context.inputs("preferences")[0] / "completions.parquet", Completion)
-    normalise(trunk, reference)
+    normalise(trunk, reference[: settings.normaliser_samples])
     with context.output("reward_model", "reward_model") as folder:
         trunk.save_role("reward", folder)
 
