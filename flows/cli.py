@@ -1,4 +1,7 @@
-"""The command `rlhf`. Exit codes: 0 done (a rejected candidate is done), 2 bad input, 1 anything else."""
+"""The command `rlhf`. Exit codes: 0 done (a rejected candidate is done), 2 bad input, 1 anything else.
+
+Nothing heavy is imported before it is known that it will be used: `--help` answers at once.
+"""
 
 import contextlib
 import json
@@ -6,19 +9,40 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from rlhf_core import __version__
+
+if TYPE_CHECKING:
+    from rlhf_core.generation import Sampling
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 Home = Annotated[Path, typer.Option("--home", help="The folder that holds all a project leaves.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Against = Annotated[str | None, typer.Option(help="Another policy, side by side.")]
+PolicyName = Annotated[
+    str, typer.Argument(metavar="PROJECT[@ALIAS|:VERSION]", help="@champion if nothing is said.")
+]
+NewTokens = Annotated[int, typer.Option(min=1, help="An answer is cut here.")]
+Temperature = Annotated[float, typer.Option(min=0.01, max=10.0, help="1 is how policies are measured.")]
+Seed = Annotated[int, typer.Option(help="Of all random numbers.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Else the last one, or any that is free.")]
 BAD_INPUT = 2
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rlhf-rounds {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def rlhf() -> None:
+def rlhf(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
     """Iterative RLHF: sample, label, retrain, validate, improve, measure, promote or reject, again."""
 
 
@@ -33,22 +57,27 @@ def run(
         list[str] | None, typer.Option("--set", help="path.to.setting=value; may be repeated.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of all randomness.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for another command that plays this project.")
+    ] = False,
     home: Home = Path(".rlhf"),
     as_json: AsJson = False,
 ) -> None:
     """Play rounds of the project in RUN_FILE; what is finished is not done again."""
     with _stdout_kept_for_json(as_json):
         from flows.console import ConsoleDisplay
-        from flows.loop import check
+        from flows.loop import ProjectBusy, check
         from flows.loop import run as play
         from flows.settings import load_run_file
         from flows.summary import show
+        from tasks.home import DiskFailed
 
         with _refusing():
             overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
             plan = check(load_run_file(run_file, overrides), home.resolve(), rounds, more)
         display = ConsoleDisplay()
-        found = play(plan, home.resolve(), display)
+        with _refusing(ProjectBusy), _ending(DiskFailed):
+            found = play(plan, home.resolve(), display, wait=wait)
         if not as_json:
             show(home, plan.settings.project, display.console)
     if as_json:
@@ -67,8 +96,10 @@ def status(
 
         from flows.summary import show, summary
         from rlhf_core.ledger import Ledger
+        from tasks.home import check_format
 
         with _refusing():
+            check_format(home)
             Ledger(home / "projects", project).project()
         if as_json:
             found = summary(home.resolve(), project)
@@ -78,14 +109,118 @@ def status(
         typer.echo(json.dumps(found))
 
 
+@app.command()
+def ui(home: Home = Path(".rlhf"), prefect_port: Port = None, mlflow_port: Port = None) -> None:
+    """Prefect's and MLflow's pages over a home, on 127.0.0.1, until Ctrl-C."""
+    from flows.pages import serve
+    from flows.service import ServerFailed
+
+    def say(prefect: str, mlflow: str) -> None:
+        typer.echo(f"Prefect  {prefect}\nMLflow   {mlflow}\nCtrl-C ends both.")
+
+    with _refusing(), _ending(ServerFailed):
+        serve(home.resolve(), prefect_port, mlflow_port, say)
+
+
+@app.command()
+def doctor(home: Home = Path(".rlhf"), as_json: AsJson = False) -> None:
+    """What this machine has, how fast it multiplies, what is missing and how to get it."""
+    with _stdout_kept_for_json(as_json):
+        from rich.console import Console
+
+        from flows.doctor import as_json as to_json
+        from flows.doctor import examine, healthy, show
+
+        findings = examine(home.resolve())
+        if not as_json:
+            show(findings, Console(highlight=False))
+    if as_json:
+        typer.echo(json.dumps(to_json(findings)))
+    raise typer.Exit(0 if healthy(findings) else 1)
+
+
+@app.command()
+def sample(
+    policy: PolicyName,
+    prompt: Annotated[str | None, typer.Argument(help="Else the project's held-out prompts.")] = None,
+    against: Against = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Samples, or held-out prompts.")] = 3,
+    max_new_tokens: NewTokens = 64,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    home: Home = Path(".rlhf"),
+    as_json: AsJson = False,
+) -> None:
+    """What a policy says to a plain text that it continues."""
+    with _stdout_kept_for_json(as_json):
+        from rich.console import Console
+
+        from flows.talk import sample as answers
+        from flows.talk import show
+
+        names = [policy, *([against] if against else [])]
+        found = []
+        with _refusing():
+            sampling = _sampling(max_new_tokens, temperature)
+            for one in answers(home.resolve(), names, prompt, sampling, seed, number):
+                found.append(one)
+                if not as_json:
+                    show(one, Console(highlight=False))
+    if as_json:
+        typer.echo(json.dumps({"samples": found}))
+
+
+@app.command()
+def chat(
+    policy: PolicyName,
+    against: Against = None,
+    max_new_tokens: NewTokens = 256,
+    temperature: Temperature = 0.7,
+    seed: Seed = 0,
+    home: Home = Path(".rlhf"),
+) -> None:
+    """Talk to a policy through its chat template, or to two at once."""
+    with _stdout_kept_for_json(False):
+        from rich.console import Console
+
+        from flows.talk import chat as converse
+
+        console = Console(highlight=False)
+        names = [policy, *([against] if against else [])]
+        with _refusing():
+            sampling = _sampling(max_new_tokens, temperature)
+            converse(home.resolve(), names, sampling, seed, _line, console)
+
+
+def _sampling(max_new_tokens: int, temperature: float) -> "Sampling":
+    from rlhf_core.generation import Sampling
+
+    return Sampling(max_new_tokens=max_new_tokens, temperature=temperature, batch_size=1)
+
+
+def _line() -> str | None:
+    """What is typed; None at the end of the input or after Ctrl-C."""
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def _refusing(error: type[ValueError] = ValueError) -> Iterator[None]:
     """Bad input ends the command with its sentence and code 2."""
+    with _ending(error, BAD_INPUT):
+        yield
+
+
+@contextlib.contextmanager
+def _ending(error: type[Exception], code: int = 1) -> Iterator[None]:
+    """What can be said in a sentence ends the command with it, without a traceback."""
     try:
         yield
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(BAD_INPUT) from error
+    except error as told:
+        typer.echo(str(told), err=True)
+        raise typer.Exit(code) from told
 
 
 @contextlib.contextmanager
