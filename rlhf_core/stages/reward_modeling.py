@@ -22,7 +22,7 @@ from rlhf_core.stages.context import StageContext
 from rlhf_core.stages.labels import read_groups, split_groups, to_batch
 from rlhf_core.trunk import Lora, Pooling, Trunk
 
-NAME, VERSION = "reward_modeling", 2
+NAME, VERSION = "reward_modeling", 3
 MIN_REFERENCE_SAMPLES = 8
 
 
