@@ -231,6 +231,8 @@ def _stdout_kept_for_json(as_json: bool) -> Iterator[None]:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
+    # A stage tells its own progress.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
 

@@ -17,27 +17,14 @@ import pytest
 
 from rlhf_core.artifacts import Store
 from rlhf_core.ledger import Ledger
+from tests.flows.tiny import command, play
 
 pytestmark = pytest.mark.slow
 
-RUN_FILE = Path(__file__).parents[2] / "infra" / "runs" / "tiny-cpu.yaml"
-ROUNDS = 2
 STAGES = {
     "prompts", "rollouts", "pairing", "preferences", "reward_modeling", "reward_validation", "policy_update",
     "measurement.initial", "measurement.champion", "measurement.candidate", "comparison", "promotion",
 }  # fmt: skip
-
-
-def command(home: Path, *more: str, rounds: int = ROUNDS) -> list[str]:
-    run = ["run", str(RUN_FILE), "--rounds", str(rounds), "--home", str(home), "--json"]
-    return [sys.executable, "-m", "flows.cli", *run, *more]
-
-
-def play(home: Path, *more: str, rounds: int = ROUNDS) -> dict[str, Any]:
-    done = subprocess.run(command(home, *more, rounds=rounds), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def digests(found: dict[str, Any]) -> dict[tuple[int, str, str], str]:
@@ -47,16 +34,6 @@ def digests(found: dict[str, Any]) -> dict[tuple[int, str, str], str]:
         for stage in round["stages"]
         for role, digest in stage["artifacts"].items()
     }
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def first(home: Path) -> dict[str, Any]:
-    return play(home)
 
 
 def test_two_rounds_give_what_the_contract_says(first: dict[str, Any], home: Path) -> None:
