@@ -66,7 +66,7 @@ def run(
     """Play rounds of the project in RUN_FILE; what is finished is not done again."""
     with _stdout_kept_for_json(as_json):
         from flows.console import ConsoleDisplay
-        from flows.loop import ProjectBusy, check
+        from flows.loop import Refused, check
         from flows.loop import run as play
         from flows.settings import load_run_file
         from flows.summary import show
@@ -76,7 +76,7 @@ def run(
             overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
             plan = check(load_run_file(run_file, overrides), home.resolve(), rounds, more)
         display = ConsoleDisplay()
-        with _refusing(ProjectBusy), _ending(DiskFailed):
+        with _refusing(Refused), _ending(DiskFailed):
             found = play(plan, home.resolve(), display, wait=wait)
         if not as_json:
             show(home, plan.settings.project, display.console)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tasks.project import Project
 
 
-class ProjectBusy(ValueError):
-    """Another command is playing the project."""
+class Refused(ValueError):
+    """What was asked for cannot be played; no round was touched."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
 def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> dict[str, Json]:
     """Play what is missing; the summary of the project.
 
-    Raises `ProjectBusy` while another command plays the project, unless told to wait for it, and `DiskFailed`
-    where the disk refuses a write.
+    Raises `Refused` while another command plays the project, unless told to wait for it, and where a prompt
+    does not fit the base model; `DiskFailed` where the disk refuses a write.
     """
     from flows.summary import summary
 
@@ -96,6 +96,7 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
             with prefect_server(home, meanwhile=_slow_imports) as url:
                 display.say(f"Prefect: {url.removesuffix('/api')}")
                 project = _opened(plan, home, display)
+                _check_prompts(plan, project)
                 _play(plan, project, display)
             return summary(home, name, executed=frozenset(project.executed))
 
@@ -108,7 +109,7 @@ def _alone(home: Path, name: str, display: ConsoleDisplay, wait: bool) -> Iterat
         lock.acquire(timeout=0)
     except Timeout:
         if not wait:
-            raise ProjectBusy(
+            raise Refused(
                 f"another command is playing project {name!r} in {home}, and its rounds come one after the "
                 "other. Wait for it, here with --wait."
             ) from None
@@ -138,6 +139,26 @@ def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
     for number in unfinished(project):
         finish_round(project, number)
     return project
+
+
+def _check_prompts(plan: Plan, project: "Project") -> None:
+    """Refuse prompts that are too long for the base model, or that it has no template for."""
+    from rlhf_core.generation import check_lengths
+    from rlhf_core.models import load_codec
+
+    settings = plan.settings
+    samplings = (
+        settings.rollouts.sampling,
+        settings.policy_update.sampling,
+        settings.evals.held_out.sampling,
+    )
+    trunk = project.store.open(project.ledger.project().inputs["trunk"])
+    try:
+        check_lengths(
+            load_codec(trunk / "model"), plan.prompts, max(sampling.max_new_tokens for sampling in samplings)
+        )
+    except ValueError as error:
+        raise Refused(f"prompt_source: {error}") from error
 
 
 def _play(plan: Plan, project: "Project", display: ConsoleDisplay) -> None:

@@ -1,12 +1,19 @@
 """Bad input is refused in a sentence, with code 2, before anything is written."""
 
 import json
+import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.console import ConsoleDisplay
+from flows.loop import _alone
 
 RUN_FILE = Path(__file__).parents[2] / "infra" / "runs" / "tiny-cpu.yaml"
 
@@ -44,6 +51,64 @@ def test_a_wrong_setting_is_named_and_nothing_is_written(tmp_path: Path, overrid
 
 def test_a_missing_run_file_is_refused(tmp_path: Path) -> None:
     assert "there is no run file" in refused(tmp_path, str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        # A byte is a token: 126 and 16 new ones are more than the context of 128.
+        ({"text": "x" * 126}, r"long \(126 tokens\).*context of 128"),
+        ({"messages": [{"role": "user", "content": "Hello"}]}, "no chat template"),
+    ],
+)
+def test_a_prompt_that_does_not_fit_the_base_model_is_refused_before_a_round_is_opened(
+    tmp_path: Path, row: dict[str, object], said: str
+) -> None:
+    prompts, home = tmp_path / "prompts.jsonl", tmp_path / "home"
+    rows = [{"id": f"p{n}", "text": f"The number {n} is"} for n in range(1000)] + [{"id": "long", **row}]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    override = f"prompt_source={{type: jsonl, path: {prompts}}}"
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", str(RUN_FILE), "--set", override, "--home", str(home)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(said, done.stderr.replace("\n", " ")) and "Traceback" not in done.stderr
+    assert not list(home.glob("projects/tiny/ledger/0001"))
+
+
+def test_a_home_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "home.json").write_text('{"format": 99, "version": "9.9"}')
+    done = CliRunner().invoke(app, ["run", str(RUN_FILE), "--home", str(tmp_path)])
+    assert done.exit_code == 2 and "written by rlhf-rounds 9.9" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["home.json"]
+
+
+def test_a_second_run_of_one_project_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "projects").mkdir()
+    with FileLock(tmp_path / "projects" / ".tiny.lock"):
+        done = CliRunner().invoke(app, ["run", str(RUN_FILE), "--home", str(tmp_path)])
+    assert done.exit_code == 2 and "another command is playing project 'tiny'" in done.stderr
+
+
+def test_a_second_run_that_may_wait_goes_on_when_the_first_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "projects").mkdir()
+    display = ConsoleDisplay()
+    entered = threading.Event()
+
+    def enter() -> None:
+        with _alone(tmp_path, "tiny", display, wait=True):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    with FileLock(tmp_path / "projects" / ".tiny.lock"):
+        waiting.start()
+        assert not entered.wait(timeout=0.3)
+    assert entered.wait(timeout=10)
+    waiting.join()
 
 
 def test_an_empty_prompt_file_is_refused(tmp_path: Path) -> None:
