@@ -1,7 +1,7 @@
 """What a file, a folder or a dataset holds, before a run is given it."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal, cast
@@ -58,7 +58,8 @@ def describe(
     lenient = _reading(source.model_copy(update={"max_bad_share": 1.0}), found)
     lengths: dict[str, array[int]] = {}
     examples: list[Json] = []
-    for record in islice(lenient, limit):
+    records: Iterator[Record] = iter(lenient)
+    for record in islice(records, limit):
         texts = _texts(record)
         for name, text in texts.items():
             lengths.setdefault(name, array("L")).append(len(text))

@@ -1,6 +1,6 @@
 """The schemas whose rows are prompts with a response."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlhf_core.records import Demonstration, Prompt
 from rlhf_core.sources.conversations import last_answer
@@ -34,7 +34,18 @@ def _conversation(field: str) -> Schema[Demonstration]:
             row.column(field),
         )
 
-    return Schema(field, (field,), NAMED, read)
+    return Schema(field, (field,), NAMED, read, _ends_with_answer(field))
+
+
+def _ends_with_answer(field: str) -> Callable[[Fields], bool]:
+    """Tells a conversation with its answer from one that is to be answered."""
+
+    def fits(row: Fields) -> bool:
+        turns = row.get(field)
+        last = turns[-1] if isinstance(turns, list) and turns else None
+        return isinstance(last, dict) and (last.get("role") or last.get("from")) in ("assistant", "gpt")
+
+    return fits
 
 
 def _demonstration(row: Fields, prompt: Prompt, field: str) -> Demonstration:

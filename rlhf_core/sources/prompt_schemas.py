@@ -15,11 +15,10 @@ def _own_prompt(row: Fields) -> Iterator[Prompt]:
     forms = [form for form in ("text", "messages") if row.get(form) is not None]
     if len(forms) != 1:
         raise RefusedRow((row.columns_of("text", "messages"), "one of them is needed, and not both"))
-    yield (
-        row.prompt(forms[0])
-        if forms[0] == "text"
-        else row.prompt_as("messages", forms[0], row.need(forms[0]))
-    )
+    if forms == ["text"]:
+        yield row.prompt("text")
+    else:
+        yield row.prompt_as("messages", "messages", row.need("messages"))
 
 
 def _prompt_in(field: str) -> Callable[[Fields], Iterator[Prompt]]:
@@ -52,7 +51,6 @@ def _root_prompt(row: Fields) -> Iterator[Prompt]:
 
 
 def _first_turn(row: Fields) -> Iterator[Prompt]:
-    row.need("turns.0")
     yield row.prompt_as("messages", "turns.0", [{"role": "user", "content": row.text("turns.0")}])
 
 
