@@ -119,11 +119,11 @@ def _values(row: object) -> Values | str:
 
 
 def _json_array(file: IO[bytes]) -> Numbered:
-    text = TextIOWrapper(file, encoding="utf-8")
     number = 0
     try:
-        for number, value in enumerate(_elements(text), start=1):
-            yield number, _values(value)
+        with TextIOWrapper(file, encoding="utf-8") as text:
+            for number, value in enumerate(_elements(text), start=1):
+                yield number, _values(value)
     except (ValueError, RecursionError) as error:
         raise InvalidSource(f"{file.name}: damaged after element {number} of its array: {error}") from error
 
@@ -162,18 +162,21 @@ def _after_space(text: str, at: int) -> int:
 def _csv(file: IO[bytes]) -> Numbered:
     """The rows under a header; an empty field is none, for CSV knows no other."""
     csv.field_size_limit(MAX_CSV_FIELD)
-    text = TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    rows = csv.reader(text, strict=True)
-    header = next(rows, [])
-    if len(set(header)) < len(header):
-        raise csv.Error(f"the header names a column twice: {', '.join(header)}")
-    for number, row in enumerate((row for row in rows if row), start=1):
-        if len(row) != len(header):
-            yield number, f"{len(row)} fields under a header of {len(header)}"
-        elif any("\udc80" <= character <= "\udcff" for field in row for character in field):
-            yield number, "not UTF-8"
-        else:
-            yield number, {name: field or None for name, field in zip(header, row, strict=True)}
+    with TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        rows = csv.reader(text, strict=True)
+        header = next(rows, [])
+        if len(set(header)) < len(header):
+            raise csv.Error(f"the header names a column twice: {', '.join(header)}")
+        for number, row in enumerate((row for row in rows if row), start=1):
+            yield number, _under(header, row)
+
+
+def _under(header: list[str], row: list[str]) -> Values | str:
+    if len(row) != len(header):
+        return f"{len(row)} fields under a header of {len(header)}"
+    if any("\udc80" <= character <= "\udcff" for field in row for character in field):
+        return "not UTF-8"
+    return {name: field or None for name, field in zip(header, row, strict=True)}
 
 
 def _parquet(file: IO[bytes]) -> Numbered:

@@ -212,7 +212,7 @@ def test_rows_without_an_id_get_one_from_their_content(jsonl) -> None:
 def test_equal_contents_without_ids_are_refused_and_the_reason_said(jsonl) -> None:
     source = jsonl('{"text": "Once", "kind": "a"}', '{"kind": "b", "text": "Once"}')
     assert refusal(source) == [
-        "row 2: id: '1372a3c27b34acef', made from its content, is already the id of line 1"
+        "row 2: id: '1372a3c27b34acef', made from its content, is already the id of row 1"
     ]
 
 
