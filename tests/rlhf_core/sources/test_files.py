@@ -1,6 +1,7 @@
 import gzip
 import json
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlhf_core.records import Prompt
+from rlhf_core.settings import Settings
 from rlhf_core.sources import FileSource, HubSource, InvalidSource, Row, preferences, prompts, read_prompts
 from rlhf_core.sources.files import READ_CHARACTERS
 
@@ -153,21 +155,18 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
-    def peak(read) -> int:
+    def peak(reading: Iterable[Settings]) -> int:
         tracemalloc.start()
-        count = sum(1 for _ in read)
+        count = sum(1 for _ in reading)
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert count == 50_000
+        assert count == 10_000
         return size
 
-    with (tmp_path / "pairs.jsonl").open("w") as lines, (tmp_path / "prompts.json").open("w") as array:
-        array.write("[")
-        for n in range(50_000):
-            pair = {"prompt": f"{n} " * 20, "chosen": "yes " * 20, "rejected": "no " * 20}
-            lines.write(json.dumps(pair) + "\n")
-            array.write(("," if n else "") + json.dumps({"text": f"{n} " * 40}))
-        array.write("]")
-    # The files hold more than 10 MB each; a prompt's id leaves two integers in a dictionary.
-    assert peak(preferences(FileSource(path=str(tmp_path / "pairs.jsonl")))) < 2 << 20
-    assert peak(prompts(FileSource(path=str(tmp_path / "prompts.json")))) < 50_000 * 200
+    rows = [{"prompt": f"{n} " * 200, "chosen": "yes " * 200, "rejected": "no"} for n in range(10_000)]
+    lines = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    array = written(tmp_path, "a.json", json.dumps(rows).encode())
+    assert lines.stat().st_size > 15 << 20
+    assert peak(preferences(FileSource(path=str(lines)))) < 1 << 20
+    # Of a prompt its id is kept, as two integers in a dictionary.
+    assert peak(prompts(FileSource(path=str(array)))) < (1 << 20) + 10_000 * 200

@@ -213,6 +213,7 @@ def test_bad_rows_of_preferences_may_be_two_of_a_hundred(jsonl) -> None:
     ("path", "good", "bad"),
     [
         ("hh-rlhf/helpful-base", 2339, 15),
+        ("hh-rlhf/helpful-online", 1130, 7),
         ("hh-rlhf/helpful-rejection-sampled", 2714, 35),
         ("hh-rlhf/harmless-base", 2303, 9),
         ("llmbar", 419, 0),
