@@ -25,6 +25,8 @@ BATCH_ROWS = 256
 READ_CHARACTERS = 1 << 16
 # A quote that is never closed would otherwise take the rest of the file for one field.
 MAX_CSV_FIELD = 1 << 24
+# Space, and the mark that some editors put before UTF-8.
+SKIPPED = b" \t\r\n\xef\xbb\xbf"
 SPACE = re.compile(r"[ \t\n\r]*")
 BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, csv.Error, pa.ArrowException)
 
@@ -88,7 +90,7 @@ def _read_file(path: Path, name: str) -> Iterator[Row]:
 def _json(file: IO[bytes]) -> Numbered:
     """The elements of an array, or lines where the file does not begin with one."""
     start = file.read(1)
-    while start.isspace():
+    while start and start in SKIPPED:
         start = file.read(1)
     file.seek(0)
     return _json_array(file) if start == b"[" else _json_lines(file)
@@ -102,7 +104,7 @@ def _json_lines(file: IO[bytes]) -> Numbered:
 
 def _parse(line: bytes) -> Values | str:
     try:
-        return _values(json.loads(line.decode()))
+        return _values(json.loads(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         return f"not UTF-8 from byte {error.start + 1} on"
     except json.JSONDecodeError as error:
@@ -121,7 +123,7 @@ def _values(row: object) -> Values | str:
 def _json_array(file: IO[bytes]) -> Numbered:
     number = 0
     try:
-        with TextIOWrapper(file, encoding="utf-8") as text:
+        with TextIOWrapper(file, encoding="utf-8-sig") as text:
             for number, value in enumerate(_elements(text), start=1):
                 yield number, _values(value)
     except (ValueError, RecursionError) as error:

@@ -43,6 +43,8 @@ CSV = '\ufefftext,note\n"Once, and\n""then""",\né😀,x\n'.encode()
         ("a.JSON", b"\n " + ARRAY),
         ("a.json.gz", ARRAY),
         ("a.json", LINES),
+        ("a.jsonl", "\ufeff".encode() + LINES),
+        ("a.json", "\ufeff".encode() + ARRAY),
         ("a.csv", CSV),
         ("a.csv.gz", CSV.replace(b"\n", b"\r\n").replace(b"and\r\n", b"and\n")),
     ],
