@@ -28,6 +28,9 @@ class Fields:
     columns: Mapping[str, str]
     messages_from_text: bool = False
     """Whether a plain prompt is a user's message."""
+    is_prompt: bool = True
+    """Whether the row is a prompt, so that its `id` and `kind` are the prompt's; of any other row only mapped
+    ones are, and equal prompts get one id, from their content."""
     file: str = ""
     number: int = 0
 
@@ -91,7 +94,8 @@ class Fields:
 
     def prompt_as(self, form: str, field: str, value: object) -> Prompt:
         """The prompt in a field that must have one form, `text` or `messages`."""
-        named = {name: self.get(name) for name in ("id", "kind") if self.get(name) is not None}
+        given = [name for name in ("id", "kind") if self.is_prompt or name in self.columns]
+        named = {name: self.get(name) for name in given if self.get(name) is not None}
         names = {"id": self.column("id"), "kind": self.column("kind"), form: self.column(field)}
         content = _turns(value) if form == "messages" else value
         prompt = self.record(Prompt, {"id": NO_ID, **named, form: content}, names, names[form])

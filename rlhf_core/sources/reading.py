@@ -1,7 +1,9 @@
 """Prompts, preferences and demonstrations out of any source, row by row."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from rlhf_core.records import Demonstration, ImportedPreference, Prompt
@@ -22,6 +24,23 @@ BAD_LABELLED_SHARE = 0.02
 T = TypeVar("T", bound=Settings)
 
 
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """What rows are read as."""
+
+    name: str
+    schemas: tuple[Schema[T], ...]
+    bad_share: float
+    """The share of bad rows that is allowed where the source does not say."""
+    are_prompts: bool = False
+    """Whether a row is itself a prompt, so that its `id` and `kind` are the prompt's."""
+
+
+PROMPT_KIND = Kind("prompts", PROMPTS, 0.0, are_prompts=True)
+PREFERENCE_KIND = Kind("preferences", PREFERENCES, BAD_LABELLED_SHARE)
+DEMONSTRATION_KIND = Kind("demonstrations", DEMONSTRATIONS, BAD_LABELLED_SHARE)
+
+
 class Reading(Generic[T]):
     """The records of a source, read as they are iterated; each iteration reads anew.
 
@@ -29,17 +48,9 @@ class Reading(Generic[T]):
     no good row at all, raises `InvalidSource`: at the end, and after a thousand bad rows as soon as it is so.
     """
 
-    def __init__(
-        self,
-        source: FileSource | HubSource,
-        kind: str,
-        schemas: Sequence[Schema[T]],
-        default_share: float,
-        checked: Callable[[], Callable[[Fields, T], None]],
-    ) -> None:
+    def __init__(self, source: FileSource | HubSource, kind: Kind[T]) -> None:
         self.source, self.kind = source, kind
-        self.allowed_share = default_share if source.max_bad_share is None else source.max_bad_share
-        self._schemas, self._checked = schemas, checked
+        self.allowed_share = kind.bad_share if source.max_bad_share is None else source.max_bad_share
         self._start()
 
     def _start(self) -> None:
@@ -47,6 +58,7 @@ class Reading(Generic[T]):
         self.mistakes: list[RowMistake] = []
         """Those of the first bad rows."""
         self._found: dict[str, Schema[T]] = {}
+        self._ids: dict[str, dict[int, int]] = {}
 
     @property
     def recognised(self) -> dict[str, str]:
@@ -60,11 +72,10 @@ class Reading(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._start()
-        check = self._checked()
         for row in self.source.rows():
             self.num_rows += 1
             try:
-                records = self._records(row, check)
+                records = self._records(row)
             except RefusedRow as error:
                 self._note(row, error)
                 continue
@@ -73,25 +84,38 @@ class Reading(Generic[T]):
         if self.refused or not self.num_records:
             raise InvalidSource(self._refusal())
 
-    def _records(self, row: Row, check: Callable[[Fields, T], None]) -> list[T]:
+    def _records(self, row: Row) -> list[T]:
         """All records of a row, or its refusal."""
         if row.values is None:
             raise RefusedRow(("", row.mistake))
         as_messages = self.source.plain_text == "message"
-        fields = Fields(row.values, self.source.columns, as_messages, row.file, row.number)
+        fields = Fields(
+            row.values, self.source.columns, as_messages, self.kind.are_prompts, row.file, row.number
+        )
         if row.file not in self._found:
             self._found[row.file] = self._recognise(fields)
         records = list(self._found[row.file].read(fields))
         for record in records:
-            check(fields, record)
+            if isinstance(record, Prompt):
+                self._once(fields, record)
         return records
+
+    def _once(self, row: Fields, prompt: Prompt) -> None:
+        """Raise for an id that was there before; eight bytes of each id's hash are kept."""
+        short = int.from_bytes(hashlib.blake2b(prompt.id.encode(), digest_size=8).digest(), "big")
+        for file, rows in self._ids.items():
+            if short in rows:
+                made = ", made from its content," if prompt.id == content_id(prompt) else ""
+                first = f"row {rows[short]}" + (f" of {file}" if file != row.file else "")
+                raise RefusedRow((row.column("id"), f"{prompt.id!r}{made} is already the id of {first}"))
+        self._ids.setdefault(row.file, {})[short] = row.number
 
     def _recognise(self, row: Fields) -> Schema[T]:
         """The schema of a file, by its first row that has one."""
-        for schema in self._schemas:
+        for schema in self.kind.schemas:
             if schema.recognises(row):
                 return schema
-        raise RefusedRow(("", f"no {self.kind} in the columns {', '.join(row.values) or '(none)'}"))
+        raise RefusedRow(("", f"no {self.kind.name} in the columns {', '.join(row.values) or '(none)'}"))
 
     def _note(self, row: Row, error: RefusedRow) -> None:
         self.num_bad += 1
@@ -102,33 +126,33 @@ class Reading(Generic[T]):
 
     def _refusal(self) -> str:
         if not self.num_bad:
-            return f"{self.source.name}: no {self.kind} in its {self.num_rows} rows"
+            return f"{self.source.name}: no {self.kind.name} in its {self.num_rows} rows"
         head = f"{self.source.name}: {self.num_bad} of {self.num_rows} rows refused"
         if self.refused:
             head += f", and {self.allowed_share:.2%} may be: mend them, or allow more by `max_bad_share`"
         lines = [head, *listed(self.mistakes, self.num_bad)]
         if not self._found:
-            known = "; ".join(schema.name for schema in self._schemas)
+            known = "; ".join(schema.name for schema in self.kind.schemas)
             lines.append(
-                f"Schemas that have {self.kind}: {known}. For others, say by `columns` where each field is."
+                f"Schemas that have {self.kind.name}: {known}. "
+                "For others, say by `columns` where each field is."
             )
         return "\n".join(lines)
 
 
 def prompts(source: PackagedPrompts | FileSource | HubSource) -> Reading[Prompt]:
     """The prompts of a source; an id that was there before makes a row bad."""
-    table = source.table() if isinstance(source, PackagedPrompts) else source
-    return Reading(table, "prompts", PROMPTS, 0.0, _ids_once)
+    return Reading(source.table() if isinstance(source, PackagedPrompts) else source, PROMPT_KIND)
 
 
 def preferences(source: FileSource | HubSource) -> Reading[ImportedPreference]:
     """The judgements of a source; a row that has several, like a tree of ranked replies, gives them all."""
-    return Reading(source, "preferences", PREFERENCES, BAD_LABELLED_SHARE, _unchecked)
+    return Reading(source, PREFERENCE_KIND)
 
 
 def demonstrations(source: FileSource | HubSource) -> Reading[Demonstration]:
     """The demonstrations of a source."""
-    return Reading(source, "demonstrations", DEMONSTRATIONS, BAD_LABELLED_SHARE, _unchecked)
+    return Reading(source, DEMONSTRATION_KIND)
 
 
 def read_prompts(source: PackagedPrompts | FileSource | HubSource) -> list[Prompt]:
@@ -137,35 +161,14 @@ def read_prompts(source: PackagedPrompts | FileSource | HubSource) -> list[Promp
 
 
 def kind_of(source: FileSource | HubSource) -> str:
-    """What a source can be read as, by its first row that can be: the most that is recognised in it."""
-    kinds: dict[str, Sequence[Schema[Settings]]] = {
-        "preferences": PREFERENCES,
-        "demonstrations": DEMONSTRATIONS,
-    }
-    for row in source.rows():
-        if row.values is not None:
-            fields = Fields(row.values, source.columns)
-            return next(
-                (k for k, schemas in kinds.items() if any(s.recognises(fields) for s in schemas)), "prompts"
-            )
-    return "prompts"
-
-
-def _unchecked() -> Callable[[Fields, Settings], None]:
-    return lambda row, record: None
-
-
-def _ids_once() -> Callable[[Fields, Prompt], None]:
-    """A check that no prompt's id was there before; it keeps eight bytes of each id's hash."""
-    seen: dict[str, dict[int, int]] = {}
-
-    def check(row: Fields, prompt: Prompt) -> None:
-        short = int.from_bytes(hashlib.blake2b(prompt.id.encode(), digest_size=8).digest(), "big")
-        for file, rows in seen.items():
-            if short in rows:
-                made = ", made from its content," if prompt.id == content_id(prompt) else ""
-                first = f"row {rows[short]}" + (f" of {file}" if file != row.file else "")
-                raise RefusedRow((row.column("id"), f"{prompt.id!r}{made} is already the id of {first}"))
-        seen.setdefault(row.file, {})[short] = row.number
-
-    return check
+    """What a source can be read as, by its first row: labelled rows where it is recognised as such."""
+    labelled: tuple[Kind[ImportedPreference] | Kind[Demonstration], ...] = (
+        PREFERENCE_KIND,
+        DEMONSTRATION_KIND,
+    )
+    readable = (Fields(row.values, source.columns) for row in source.rows() if row.values is not None)
+    for fields in islice(readable, 1):
+        for kind in labelled:
+            if any(schema.recognises(fields) for schema in kind.schemas):
+                return kind.name
+    return PROMPT_KIND.name

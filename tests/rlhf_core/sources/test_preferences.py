@@ -197,6 +197,15 @@ def test_equal_texts_and_equal_ranks_of_a_tree_are_no_pair(jsonl) -> None:
     assert [shown(one)[1:3] for one in found] == [("x", "y")]
 
 
+def test_equal_prompts_have_one_id_whatever_the_rows_are_called(jsonl) -> None:
+    row = {"prompt": "?", "chosen": "x", "rejected": "y", "kind": 1, "prompt_id": "p"}
+    rows = row | {"id": 1}, row | {"id": "two", "chosen": "z"}
+    # printf '"?"' | sha256sum | cut -c1-16
+    assert [found.prompt.id for found in preferences(jsonl(*rows))] == ["15c5e748338b7ecd"] * 2
+    mapped = preferences(jsonl(*rows, columns={"id": "prompt_id"}))
+    assert [found.prompt.id for found in mapped] == ["p", "p"]
+
+
 def test_swapping_twice_is_the_same_preference(jsonl) -> None:
     (found,) = preferences(jsonl(GOOD))
     assert found.swap().choice == Choice.B and found.swap().completion_a == found.completion_b
