@@ -37,7 +37,7 @@ def refused(tmp_path: Path, *arguments: str) -> str:
         ("policy_update.algorithm.num_minibatches=7", "64 = 7 * 9 + 1"),
         ("policy_update.algorithm.type=pop", "pop"),
         ("bootstrap.base={type: folder, path: nowhere}", "nowhere"),
-        ("prompt_source={type: jsonl, path: nothing.jsonl}", "nothing.jsonl"),
+        ("prompt_source={type: file, path: nothing.jsonl}", "nothing.jsonl"),
         ("prompts.held_out=100000", "held_out pool"),
         ("promotion.gates=[{metric: eval/proxy_after, direction: above, bound: 0}]", "trained to please"),
         ("project=../elsewhere", "project"),
@@ -107,7 +107,7 @@ def test_a_second_run_that_may_wait_goes_on_when_the_first_has_ended(tmp_path: P
 def test_an_empty_prompt_file_is_refused(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("")
-    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: jsonl, path: {prompts}}}")
+    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: file, path: {prompts}}}")
     assert str(prompts) in said
 
 
@@ -115,5 +115,5 @@ def test_duplicate_prompt_ids_are_refused_with_their_lines(tmp_path: Path) -> No
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": f"p{n % 300}", "text": f"The number {n} is"} for n in range(301)]
     prompts.write_text("\n".join(map(json.dumps, rows)))
-    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: jsonl, path: {prompts}}}")
+    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: file, path: {prompts}}}")
     assert "p0" in said and "301" in said
