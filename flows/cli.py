@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,14 @@ Temperature = Annotated[float, typer.Option(min=0.01, max=10.0, help="1 is how p
 Seed = Annotated[int, typer.Option(help="Of all random numbers.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Else the last one, or any that is free.")]
 BAD_INPUT = 2
+
+
+class RowKind(StrEnum):
+    """What the rows of a source are."""
+
+    PROMPTS = "prompts"
+    PREFERENCES = "preferences"
+    DEMONSTRATIONS = "demonstrations"
 
 
 def _version(asked: bool) -> None:
@@ -137,6 +146,32 @@ def doctor(home: Home = Path(".rlhf"), as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(to_json(findings)))
     raise typer.Exit(0 if healthy(findings) else 1)
+
+
+@app.command()
+def data(
+    place: Annotated[str, typer.Argument(metavar="PATH|hub:OWNER/NAME", help="A file, a folder, a dataset.")],
+    as_: Annotated[
+        RowKind | None, typer.Option("--as", help="What its rows are; else it is told from the first.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="field=column, for instance prompt=question; may be repeated.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a file, a folder or a dataset holds, and which of its rows are bad, before a run is given it."""
+    with _stdout_kept_for_json(as_json):
+        from rich.console import Console
+
+        from flows.data import describe, show, source_at
+
+        with _refusing():
+            found = describe(source_at(place, columns or ()), as_.value if as_ else None, limit)
+        if not as_json:
+            show(found, Console(highlight=False))
+    if as_json:
+        typer.echo(json.dumps(found))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from rich.console import Console
 
+from flows.terminal import safe
 from rlhf_core.records import Demonstration, ImportedPreference, Prompt
 from rlhf_core.settings import InvalidSettings, Json
 from rlhf_core.sources import (
@@ -131,21 +132,9 @@ def show(found: Mapping[str, Json], console: Console) -> None:
         lines.append(f"characters of {name}: {numbers}")
     for number, example in enumerate(cast(list[dict[str, str]], found["examples"]), start=1):
         lines += ["", f"example {number}", *(f"{name}: {_short(text)}" for name, text in example.items())]
-    console.print(
-        "\n".join(map(_harmless, lines)), markup=False, highlight=False, emoji=False, soft_wrap=True
-    )
+    console.print("\n".join(map(safe, lines)), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _short(text: str) -> str:
     left = len(text) - SHOWN_CHARACTERS
     return text if left <= 0 else f"{text[:SHOWN_CHARACTERS]}... and {left} more characters"
-
-
-def _harmless(text: str) -> str:
-    """Text in which all that is not printable, escape codes above all, is spelled out."""
-    return "".join(
-        character
-        if character.isprintable() or character == "\n"
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )

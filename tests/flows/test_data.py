@@ -47,7 +47,7 @@ def test_the_screen_is_not_commanded_by_a_row(tmp_path: Path) -> None:
     show(describe(FileSource(path=path)), Console(file=screen, force_terminal=True))
     said = screen.getvalue()
     assert "\x1b" not in said and "\u202e" not in said
-    assert r"\x1b[2J[red]x\u202e" in said
+    assert "⟨U+001B⟩[2J[red]x⟨U+202E⟩" in said
     assert "and 700 more characters" in said
     assert "recognised in rows.jsonl: prompt/response" in said
 
