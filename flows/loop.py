@@ -19,6 +19,7 @@ from rlhf_core.stages.bootstrap import Bootstrap, resolve
 from rlhf_core.stages.prompts import split
 from tasks.home import check_format, check_writable, open_home, saying_what_the_disk_did
 from tasks.mlflow_store import quiet_environment
+from tasks.reports import unfinished
 
 if TYPE_CHECKING:
     from tasks.project import Project
@@ -87,7 +88,8 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
         (home / "projects").mkdir(exist_ok=True)
         with _alone(home, name, display, wait):
             ledger = Ledger(home / "projects", name)
-            if decided(ledger) >= plan.rounds and ledger.open_round_number() is None:
+            open_ = ledger.open_round_number() is not None or unfinished(home, ledger)
+            if decided(ledger) >= plan.rounds and not open_:
                 display.say(
                     f"project {name} has had {decided(ledger)} of {plan.rounds} rounds: nothing to do"
                 )
@@ -127,7 +129,7 @@ def _slow_imports() -> None:
 
 
 def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
-    from tasks.finishing import finish_round, unfinished
+    from tasks.finishing import finish_round
     from tasks.opening import open_project
     from tasks.project import Project
 
@@ -136,7 +138,7 @@ def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
     for run_id in project.tracker.repair():
         display.say(f"MLflow run {run_id} was left by a process that is gone: closed as KILLED")
     open_project(project, plan.bootstrap, plan.fingerprint, plan.settings.seed, plan.settings.to_json())
-    for number in unfinished(project):
+    for number in unfinished(home, project.ledger):
         finish_round(project, number)
     return project
 

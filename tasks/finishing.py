@@ -1,7 +1,6 @@
 """What follows a decision: registry, report, the round's MLflow run; all may be done again at any time."""
 
 import json
-from pathlib import Path
 from typing import TypeVar
 
 from prefect.artifacts import create_markdown_artifact
@@ -17,14 +16,10 @@ from rlhf_core.stages.comparison import ComparisonReport
 from rlhf_core.stages.reward_validation import RewardReport
 from tasks.decisions import follow_ledger
 from tasks.project import Project
+from tasks.reports import FINISHED, report_folder
 
 NUM_SAMPLES = 10
 Report = TypeVar("Report", bound=Settings)
-
-
-def report_folder(project: Project, number: int) -> Path:
-    """Where the report of a round lies."""
-    return project.home / "projects" / project.name / "reports" / f"round-{number:04d}"
 
 
 def finish_round(project: Project, number: int) -> None:
@@ -32,7 +27,7 @@ def finish_round(project: Project, number: int) -> None:
     record, decision = project.ledger.round(number), project.ledger.decision(number)
     assert record is not None and decision is not None
     follow_ledger(project)
-    folder = report_folder(project, number)
+    folder = report_folder(project.home, project.name, number)
     folder.mkdir(parents=True, exist_ok=True)
     page = write_report(view(project, number), folder)
     tracker, run_id = project.tracker, record.mlflow_run_id
@@ -52,16 +47,7 @@ def finish_round(project: Project, number: int) -> None:
     if FlowRunContext.get() is not None:
         create_markdown_artifact(page.read_text(), key=f"{project.name}-round-{number:04d}".replace("_", "-"))
     tracker.close(run_id, "FINISHED")
-    (folder / "finished").write_text("")
-
-
-def unfinished(project: Project) -> list[int]:
-    """Decided rounds whose report or MLflow run an interruption left behind."""
-    return [
-        number
-        for number in project.ledger.rounds()
-        if project.ledger.decision(number) and not (report_folder(project, number) / "finished").exists()
-    ]
+    (folder / FINISHED).write_text("")
 
 
 def view(project: Project, number: int) -> RoundView:
