@@ -65,6 +65,17 @@ def test_every_held_out_completion_has_a_judgement(played: Chain) -> None:
     assert compared(played).metrics["eval/win_rate"].value == pytest.approx(sum(w.value for w in wins) / 12)
 
 
+def test_the_proxy_of_every_completion_is_kept_and_its_means_are_the_ones_told(played: Chain) -> None:
+    folder = played.open(played.made["comparison"]["comparison"])
+    scores = read_rows(folder / "scores.parquet", Measurement)
+    for end in ("before", "after"):
+        found = [row for row in scores if row.metric == f"proxy_{end}"]
+        assert len({row.item for row in found}) == len(found) == 12
+        mean = sum(row.value for row in found) / 12
+        assert compared(played).metrics[f"eval/proxy_{end}"].value == pytest.approx(mean)
+    assert len(scores) == 24
+
+
 def by_definition(
     trunk: Trunk, role: str, prompt: list[int], response: list[int], temperature: float
 ) -> float:
