@@ -6,10 +6,11 @@ from typing import TypeVar
 from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
 
+from rlhf_core.evals.held_out import by_metric
 from rlhf_core.metrics import read_lines
-from rlhf_core.records import Completion
+from rlhf_core.records import Completion, Measurement
 from rlhf_core.report.page import write_report
-from rlhf_core.report.view import CalibrationPoint, RoundView, Sample
+from rlhf_core.report.view import CalibrationPoint, RoundView, Sample, Scores
 from rlhf_core.settings import Settings
 from rlhf_core.sources import read_rows
 from rlhf_core.stages.comparison import ComparisonReport
@@ -71,6 +72,7 @@ def view(project: Project, number: int) -> RoundView:
         else [],
         accuracy_by_round=rewards.accuracy_by_round if rewards else {},
         comparison=comparison.metrics if comparison else {},
+        scores=_scores(project, number),
         samples=_samples(project, number),
         links={"MLflow run": record.mlflow_run_id, "Prefect flow run": record.prefect_flow_run_id},
         settings_yaml=json.dumps(record.settings, indent=1),
@@ -96,6 +98,30 @@ def _steps(project: Project, number: int) -> list[tuple[int, dict[str, float]]]:
         for line in lines
         if isinstance(metrics := line["metrics"], dict) and "objective/scores" in metrics
     ]
+
+
+def _scores(project: Project, number: int) -> dict[str, Scores]:
+    """Proxy and gold of every held-out completion, where the round came to score them."""
+    proxy = _values(project, number, "comparison", "comparison", "scores")
+    before, after = (
+        _values(project, number, f"measurement.{who}", "measurements", "measurements")
+        for who in ("champion", "candidate")
+    )
+    found = {
+        "proxy": (proxy.get("proxy_before"), proxy.get("proxy_after")),
+        "gold": (before.get("gold"), after.get("gold")),
+    }
+    return {name: Scores(old, new) for name, (old, new) in found.items() if old and new}
+
+
+def _values(project: Project, number: int, stage: str, role: str, file: str) -> dict[str, list[float]]:
+    """The values of each metric in a stage's rows; none where the stage did not write such rows."""
+    found = project.ledger.stage(number, stage)
+    path = project.store.open(found.outputs[role]) / f"{file}.parquet" if found else None
+    if path is None or not path.exists():
+        return {}
+    rows = by_metric(read_rows(path, Measurement))
+    return {metric: [row.value for row in those] for metric, those in rows.items()}
 
 
 def _samples(project: Project, number: int) -> list[Sample]:

@@ -1,14 +1,11 @@
 """Markdown's pieces, and others' text among them: shown as it is, and unable to be anything but text."""
 
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 
-MAX_CHARACTERS = 600
+from rlhf_core.report.characters import MAX_CHARACTERS, shorten, visible
 
 _WORD_JOINER = "\u2060"
-_SIGNS = {"\n": "⏎", "\t": "⇥"}
-_UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 # Entities for HTML and for the border of a table's cell: not every renderer knows a backslash before those.
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"} | {sign: f"\\{sign}" for sign in "\\`*_[]~$"}
@@ -24,9 +21,7 @@ def escape(text: str, limit: int = MAX_CHARACTERS) -> str:
     It makes no link, image, HTML, emphasis, heading or list and leaves no table cell. Line ends are shown
     as ⏎, control and format characters by their code; addresses get word joiners, which have no width.
     """
-    whole = text.replace("\r\n", "\n").replace("\r", "\n").strip(" ")
-    cut = whole if len(whole) <= limit else whole[:limit] + "…"
-    shown = "".join(map(_visible, cut)).translate(_ESCAPES)
+    shown = "".join(map(visible, shorten(text, limit))).translate(_ESCAPES)
     shown = _ADDRESS.sub(rf"{_WORD_JOINER}\g<0>{_WORD_JOINER}", shown)
     return _BLOCK_START.sub(r"\1\\\2", shown)
 
@@ -40,9 +35,3 @@ def code_block(text: str, language: str) -> str:
     """The text in a fence longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
-
-
-def _visible(character: str) -> str:
-    if character in _SIGNS:
-        return _SIGNS[character]
-    return f"⟨U+{ord(character):04X}⟩" if unicodedata.category(character) in _UNSEEN else character

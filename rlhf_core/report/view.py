@@ -34,6 +34,16 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """One score of every held-out completion of both policies."""
+
+    before: list[float]
+    """Of the champion's."""
+    after: list[float]
+    """Of the candidate's."""
+
+
+@dataclass(frozen=True)
 class RoundView:
     """All that is known of a round; what it never came to measure is simply not there."""
 
@@ -50,6 +60,8 @@ class RoundView:
     accuracy_by_round: dict[int, Estimate]
     """The reward model's accuracy on the held-out labels of each round."""
     comparison: dict[str, Estimate]
+    scores: dict[str, Scores]
+    """By their name, proxy or gold."""
     samples: list[Sample]
     links: dict[str, str]
     """Name to address, or to the command that shows it."""

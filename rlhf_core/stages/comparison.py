@@ -4,10 +4,11 @@ import torch
 
 from rlhf_core.artifacts import derive_seed
 from rlhf_core.batch import collate_completions
-from rlhf_core.evals.held_out import Sampled, paired_differences
+from rlhf_core.evals.held_out import Sampled, means, paired_differences
 from rlhf_core.evals.win_rate import WinRate
 from rlhf_core.gates import Estimate
 from rlhf_core.metrics import clustered_mean
+from rlhf_core.records import Measurement
 from rlhf_core.rewards.model import ModelReward
 from rlhf_core.settings import Settings
 from rlhf_core.sources import write_rows
@@ -15,7 +16,7 @@ from rlhf_core.stages.context import StageContext
 from rlhf_core.stages.measurement import Measured
 from rlhf_core.trunk import Trunk
 
-NAME, VERSION = "comparison", 1
+NAME, VERSION = "comparison", 2
 WITH_INTERVAL = ("eval/win_rate", "eval/gold_minus_champion", "eval/gold_minus_initial")
 """Numbers whose intervals are told with the result, not in the report alone."""
 
@@ -43,6 +44,7 @@ def run(context: StageContext) -> None:
     seed = derive_seed(context.seed, "bootstrap")
     trunk = context.trunk()
     wins = settings.win_rate.judge(candidate.sampled, champion.sampled, context.seed)
+    scores = _by_reward_model(context, trunk, candidate, champion)
     metrics = {
         "eval/win_rate": Estimate.of(
             clustered_mean([w.value for w in wins], [w.prompt_id for w in wins], seed=seed)
@@ -50,7 +52,7 @@ def run(context: StageContext) -> None:
         **{f"eval/{name}": estimate for name, estimate in candidate.numbers.items()},
         **_against(candidate, champion, "champion", seed),
         **_against(candidate, initial, "initial", seed),
-        **_by_reward_model(context, trunk, candidate, champion, seed),
+        **{f"eval/{name}": estimate for name, estimate in means(scores, seed).items()},
         "eval/kl_to_champion": _kl_to_champion(context, trunk, settings, candidate, seed),
     }
     if "gold" in candidate.numbers:
@@ -60,6 +62,7 @@ def run(context: StageContext) -> None:
     with context.output("comparison", "comparison") as folder:
         (folder / "comparison.json").write_text(ComparisonReport(metrics=metrics).model_dump_json(indent=1))
         write_rows(wins, folder / "wins.parquet")
+        write_rows(scores, folder / "scores.parquet")
     ends = {
         f"{name}_{end}": value
         for name in WITH_INTERVAL
@@ -86,17 +89,19 @@ def _against(candidate: Measured, other: Measured, who: str, seed: int) -> dict[
 
 @torch.no_grad()
 def _by_reward_model(
-    context: StageContext, trunk: Trunk, candidate: Measured, champion: Measured, seed: int
-) -> dict[str, Estimate]:
-    """The proxy's opinion of both: for looking, never for a gate."""
+    context: StageContext, trunk: Trunk, candidate: Measured, champion: Measured
+) -> list[Measurement]:
+    """The proxy's score of every completion of both: for looking, never for a gate."""
     trunk.load_role("reward", context.input("reward_model"))
-    clusters = [completion.prompt_id for completion in candidate.sampled.completions]
-    after = ModelReward(trunk).score(candidate.sampled.completions).total.tolist()
-    before = ModelReward(trunk).score(champion.sampled.completions).total.tolist()
-    return {
-        "eval/proxy_after": Estimate.of(clustered_mean(after, clusters, seed=seed)),
-        "eval/proxy_before": Estimate.of(clustered_mean(before, clusters, seed=seed)),
-    }
+    reward = ModelReward(trunk)
+    return [
+        Measurement(metric=metric, item=c.id, prompt_id=c.prompt_id, value=value)
+        for metric, completions in (
+            ("proxy_after", candidate.sampled.completions),
+            ("proxy_before", champion.sampled.completions),
+        )
+        for c, value in zip(completions, reward.score(completions).total.tolist(), strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -68,6 +68,16 @@ def test_no_mlflow_run_is_left_running(first: dict[str, Any], home: Path) -> Non
     assert not running
 
 
+def test_each_round_has_its_page_whole(first: dict[str, Any], home: Path) -> None:
+    for round in first["rounds"]:
+        folder = home / "projects" / "tiny" / "reports" / f"round-{round['round']:04d}"
+        page = (folder / "report.html").read_text()
+        assert {"Promoted", "Rejected"} & set(page.split("<strong>")[1].split("</strong>")[:1])
+        for title in ("Proxy reward and gold over √KL", "Scores before and after", "Entropy and length"):
+            assert title in page
+        assert "Proxy, number of completions" in page and "<figcaption>" in page
+
+
 def test_status_tells_the_same_as_the_run(first: dict[str, Any], home: Path) -> None:
     asked = [sys.executable, "-m", "flows.cli", "status", "tiny", "--home", str(home)]
     told = json.loads(subprocess.run([*asked, "--json"], capture_output=True, text=True, check=True).stdout)

@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 from rlhf_core.artifacts import ArtifactRef
 from rlhf_core.gates import Estimate, Gate, judge
 from rlhf_core.ledger import StageRecord
-from rlhf_core.report import CalibrationPoint, RoundView, Sample, write_report
+from rlhf_core.report import CalibrationPoint, RoundView, Sample, Scores, write_report
 
 RENDERER = MarkdownIt("commonmark", {"html": True}).enable("table")
 POLICY = ArtifactRef(kind="policy", digest="0123456789ab" + "f" * 52, key="0" * 64)
@@ -42,12 +42,16 @@ VIEW = RoundView(
     calibration=[],
     accuracy_by_round={2: Estimate.exactly(0.75), 1: Estimate(value=0.65, low=0.5, high=0.8)},
     comparison=COMPARISON,
+    scores={},
     samples=[Sample("The rain", "is wet.", "")],
     links={"MLflow": "http://localhost/runs?a=1&b=2", "again": "rlhf status quickstart"},
     settings_yaml="rounds: 2\n",
 )  # fmt: skip
 PLOTTED = replace(
-    VIEW, update_steps=[(0, {"objective/scores": 0.1})], calibration=[CalibrationPoint(0.7, 0.6, 12)]
+    VIEW,
+    update_steps=[(0, {"objective/scores": 0.1})],
+    calibration=[CalibrationPoint(0.7, 0.6, 12)],
+    scores={"proxy": Scores([0.0, 1.0], [1.0, 2.0])},
 )
 ENDED_EARLY = replace(
     VIEW,
@@ -101,7 +105,7 @@ def test_a_round_that_ended_before_its_policy_says_what_it_lacks(tmp_path: Path)
     assert len(cells) > 10 and set(cells) == {"not measured"}
     for heading in ("Plots", "Samples"):
         assert f"## {heading}\n\nnot measured\n" in page
-    assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md"]
 
 
 def test_an_end_without_a_sentence_of_its_own_is_named(tmp_path: Path) -> None:
@@ -130,8 +134,8 @@ def test_stages_are_shown_with_seconds_and_short_digests(tmp_path: Path) -> None
 def test_every_image_is_a_file_beside_the_page(tmp_path: Path) -> None:
     page = _page(PLOTTED, tmp_path)
     names = re.findall(r"!\[[^]]*\]\(([^)]*)\)", page)
-    assert sorted([*names, "report.md"]) == sorted(path.name for path in tmp_path.iterdir())
-    assert len(names) == 3
+    assert {*names, "report.md", "report.html"} == {path.name for path in tmp_path.iterdir()}
+    assert len(names) == 6
 
 
 def test_links_and_commands_are_told_apart(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rlhf_core.evals.held_out import Sampled
-from rlhf_core.records import Measurement
+from rlhf_core.records import Completion, Measurement
+from rlhf_core.rewards.model import ModelReward
 from rlhf_core.sources import read_rows
 from rlhf_core.stages.comparison import Compare, ComparisonReport, kl_to
 from rlhf_core.trunk import Lora, Trunk
@@ -63,6 +64,23 @@ def test_every_held_out_completion_has_a_judgement(played: Chain) -> None:
     wins = read_rows(folder / "wins.parquet", Measurement)
     assert len(wins) == 12 and len({w.item for w in wins}) == 12
     assert compared(played).metrics["eval/win_rate"].value == pytest.approx(sum(w.value for w in wins) / 12)
+
+
+@pytest.mark.parametrize(("end", "who"), [("before", "champion"), ("after", "candidate")])
+def test_the_proxy_of_every_completion_is_kept_and_its_mean_is_the_one_told(
+    played: Chain, end: str, who: str
+) -> None:
+    folder = played.open(played.made["comparison"]["comparison"])
+    rows = [r for r in read_rows(folder / "scores.parquet", Measurement) if r.metric == f"proxy_{end}"]
+    sampled = played.open(played.made[f"measurement.{who}"]["measurements"]) / "completions.parquet"
+    completions = read_rows(sampled, Completion)
+    trunk = played.trunk()
+    trunk.load_role("reward", played.open(played.made["reward_modeling"]["reward_model"]))
+    scores = ModelReward(trunk).score(completions).total.tolist()
+    assert {r.item: r.value for r in rows} == pytest.approx(
+        {c.id: score for c, score in zip(completions, scores, strict=True)}, rel=1e-5
+    )
+    assert compared(played).metrics[f"eval/proxy_{end}"].value == pytest.approx(sum(scores) / len(scores))
 
 
 def by_definition(

@@ -1,0 +1,135 @@
+"""What the pages of a round have in common: the names of its numbers, its sentences, its figures."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from rlhf_core.gates import Estimate
+from rlhf_core.report import plots
+from rlhf_core.report.view import NOT_MEASURED, RoundView
+
+NUM_SAMPLES = 10
+SHORT_DIGEST = 12
+
+OUTCOMES = {
+    "promoted": ("Promoted", "the candidate is the new champion"),
+    "rejected": ("Rejected", "the champion stays in service"),
+    "reward_model_rejected": (
+        "Reward model rejected",
+        "no policy was trained, and the champion stays in service",
+    ),
+}
+
+POLICY_ROWS = {
+    "eval/gold_before": "gold, champion (before)",
+    "eval/gold_after": "gold, candidate (after)",
+    "eval/gold_minus_champion": "gold, candidate minus champion, paired",
+    "eval/gold_minus_initial": "gold, candidate minus initial policy, paired",
+    "eval/win_rate": "win rate against the champion",
+    "eval/kl_to_initial": "KL to the initial policy, nats a completion",
+    "eval/kl_to_champion": "KL to the champion, nats a completion",
+    "eval/perplexity_over_initial": "perplexity of its text, over the initial policy's",
+    "eval/perplexity_over_champion": "perplexity of its text, over the champion's",
+    "eval/distinct_2_over_initial": "distinct-2, over the initial policy's",
+    "eval/distinct_2_over_champion": "distinct-2, over the champion's",
+    "eval/response_length": "response length, tokens",
+    "eval/response_length_over_initial": "response length, over the initial policy's",
+    "eval/proxy_before": "proxy, champion (before)",
+    "eval/proxy_after": "proxy, candidate (after)",
+}
+REWARD_MODEL_ROWS = {
+    "reward_model/accuracy": "accuracy on held-out pairs",
+    "reward_model/length_accuracy": "the same pairs, the longer one taken",
+    "reward_model/log_loss": "log loss",
+    "reward_model/calibration_error": "calibration error",
+}
+
+Row = tuple[str, Estimate | None]
+"""What a number is, and the number where it was measured."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its words."""
+
+    name: str
+    """Of its file, without the ending."""
+    title: str
+    reading: str
+    """How it is read, and what a bad one looks like."""
+    figure: Figure
+
+
+def policy_rows(view: RoundView) -> list[Row]:
+    """The numbers of the candidate."""
+    return [(text, view.comparison.get(name)) for name, text in POLICY_ROWS.items()]
+
+
+def reward_model_rows(view: RoundView) -> list[Row]:
+    """The numbers of the reward model, the labels of each round by themselves at the end."""
+    overall: list[Row] = [
+        (text, view.reward_model_metrics.get(name)) for name, text in REWARD_MODEL_ROWS.items()
+    ]
+    by_round = sorted(view.accuracy_by_round.items())
+    return overall + [(f"accuracy on labels of round {number}", found) for number, found in by_round]
+
+
+def spoken(estimate: Estimate | None) -> tuple[str, str]:
+    """A number and its interval; the interval is empty where there is none."""
+    if estimate is None:
+        return NOT_MEASURED, ""
+    exact = estimate.low == estimate.value == estimate.high
+    return f"{estimate.value:.4g}", "" if exact else f"{estimate.low:.4g} to {estimate.high:.4g}"
+
+
+def figures(view: RoundView) -> Iterator[Plot]:
+    """Every plot that there are numbers for."""
+    if view.update_steps:
+        yield from _over_steps(view)
+    if view.scores:
+        yield Plot(
+            "scores",
+            "Scores before and after",
+            "Each held-out completion counts once. A shifted hill is a better policy; a few far bars on "
+            "the right, above all of the proxy alone, are answers that please the reward model only.",
+            plots.histograms(view.scores),
+        )
+    if view.calibration:
+        yield Plot(
+            "calibration",
+            "How right the reward model is when it is sure",
+            "On the dashed line it is as sure as it is right; below it, it claims too much. A point on "
+            "few pairs says little.",
+            plots.calibration(view.calibration),
+        )
+
+
+def _over_steps(view: RoundView) -> Iterator[Plot]:
+    yield Plot(
+        "reward",
+        "Proxy reward and gold over steps",
+        "Both should rise. A proxy that goes on rising while gold falls is over-optimised.",
+        plots.gold_and_proxy(view.update_steps),
+    )
+    yield Plot(
+        "sqrt_kl",
+        "Proxy reward and gold over √KL",
+        "What was gained for the distance gone from the reference (Gao et al., 2023): a dot for each step, "
+        "its number at the last. Where gold bends down and the proxy does not, an earlier stop would have "
+        "been better.",
+        plots.over_sqrt_kl(view.update_steps),
+    )
+    yield Plot(
+        "kl",
+        "KL over steps",
+        "Distance from the reference and from the policy the round began with. A jump is an unstable update.",
+        plots.kl(view.update_steps),
+    )
+    yield Plot(
+        "text",
+        "Entropy and length over steps",
+        "Entropy that falls to nothing is a policy that says one thing; length that runs away is often what "
+        "the reward model likes by mistake.",
+        plots.entropy_and_length(view.update_steps),
+    )
