@@ -1,5 +1,7 @@
 """Plays rounds until a project has had enough of them, and says what happened."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,16 +71,7 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay) -> dict[str, Json]:
 
     quiet_environment()
     name = plan.settings.project
-    (home / "projects").mkdir(parents=True, exist_ok=True)
-    lock = FileLock(home / "projects" / f".{name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise InvalidSettings(
-            f"another command is playing project {name!r} in {home}: its rounds come one after the other. "
-            "Wait for it."
-        ) from None
-    with lock:
+    with project_lock(home, name):
         ledger = Ledger(home / "projects", name)
         if decided(ledger) >= plan.rounds and ledger.open_round_number() is None:
             display.say(f"project {name} has had {decided(ledger)} of {plan.rounds} rounds: nothing to do")
@@ -89,6 +82,22 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay) -> dict[str, Json]:
             project = _opened(plan, home, display)
             _play(plan, project, display)
         return summary(home, name, executed=frozenset(project.executed))
+
+
+@contextlib.contextmanager
+def project_lock(home: Path, name: str) -> Iterator[None]:
+    """One command at a time works on a project; a second one is refused."""
+    (home / "projects").mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home / "projects" / f".{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InvalidSettings(
+            f"another command is playing project {name!r} in {home}: its rounds come one after the other. "
+            "Wait for it."
+        ) from None
+    with lock:
+        yield
 
 
 def _slow_imports() -> None:
@@ -102,9 +111,8 @@ def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
     from tasks.project import Project
 
     project = Project(home, plan.settings.project, plan.execution, display)
-    project.tracker.open()
-    for run_id in project.tracker.repair():
-        display.say(f"MLflow run {run_id} was left by a process that is gone: closed as KILLED")
+    for name in project.begin_telling():
+        display.say(f"the run {name} was left by a process that is gone: closed as KILLED")
     open_project(project, plan.bootstrap, plan.fingerprint, plan.settings.seed, plan.settings.to_json())
     for number in unfinished(project):
         finish_round(project, number)
@@ -125,3 +133,6 @@ def _play(plan: Plan, project: "Project", display: ConsoleDisplay) -> None:
             close_round(project, number)
             state.result()
         display.say(f"{state.name}: {state.message}")
+        if project.ledger.decision(number) is None:  # TrackingBehind: the same command goes on
+            close_round(project, number)
+            return
