@@ -1,24 +1,57 @@
-"""The command `rlhf`. Exit codes: 0 done (a rejected candidate is done), 2 bad input, 1 anything else."""
+"""The command `rlhf`. Exit codes: 0 done (a rejected candidate is done), 2 bad input, 1 anything else.
+
+Nothing heavy is imported before it is known that it will be used: `--help` answers at once.
+"""
 
 import contextlib
 import json
 import os
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from rlhf_core import __version__
+
+if TYPE_CHECKING:
+    from rlhf_core.generation import Sampling
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 Home = Annotated[Path, typer.Option("--home", help="The folder that holds all a project leaves.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Against = Annotated[str | None, typer.Option(help="Another policy, side by side.")]
+PolicyName = Annotated[
+    str, typer.Argument(metavar="PROJECT[@ALIAS|:VERSION]", help="@champion if nothing is said.")
+]
+NewTokens = Annotated[int, typer.Option(min=1, help="An answer is cut here.")]
+Temperature = Annotated[float, typer.Option(min=0.01, max=10.0, help="1 is how policies are measured.")]
+Seed = Annotated[int, typer.Option(help="Of all random numbers.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Else the last one, or any that is free.")]
 BAD_INPUT = 2
 
 
+class RowKind(StrEnum):
+    """What the rows of a source are."""
+
+    PROMPTS = "prompts"
+    PREFERENCES = "preferences"
+    DEMONSTRATIONS = "demonstrations"
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rlhf-rounds {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def rlhf() -> None:
+def rlhf(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
     """Iterative RLHF: sample, label, retrain, validate, improve, measure, promote or reject, again."""
 
 
@@ -33,22 +66,27 @@ def run(
         list[str] | None, typer.Option("--set", help="path.to.setting=value; may be repeated.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of all randomness.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for another command that plays this project.")
+    ] = False,
     home: Home = Path(".rlhf"),
     as_json: AsJson = False,
 ) -> None:
     """Play rounds of the project in RUN_FILE; what is finished is not done again."""
     with _stdout_kept_for_json(as_json):
         from flows.console import ConsoleDisplay
-        from flows.loop import check
+        from flows.loop import Refused, check
         from flows.loop import run as play
         from flows.settings import load_run_file
         from flows.summary import show
+        from tasks.home import DiskFailed
 
         with _refusing():
             overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
             plan = check(load_run_file(run_file, overrides), home.resolve(), rounds, more)
         display = ConsoleDisplay()
-        found = play(plan, home.resolve(), display)
+        with _refusing(Refused), _ending(DiskFailed):
+            found = play(plan, home.resolve(), display, wait=wait)
         if not as_json:
             show(home, plan.settings.project, display.console)
     if as_json:
@@ -67,8 +105,10 @@ def status(
 
         from flows.summary import show, summary
         from rlhf_core.ledger import Ledger
+        from tasks.home import check_format
 
         with _refusing():
+            check_format(home)
             Ledger(home / "projects", project).project()
         if as_json:
             found = summary(home.resolve(), project)
@@ -78,14 +118,144 @@ def status(
         typer.echo(json.dumps(found))
 
 
+@app.command()
+def ui(home: Home = Path(".rlhf"), prefect_port: Port = None, mlflow_port: Port = None) -> None:
+    """Prefect's and MLflow's pages over a home, on 127.0.0.1, until Ctrl-C."""
+    from flows.pages import serve
+    from flows.service import ServerFailed
+
+    def say(prefect: str, mlflow: str) -> None:
+        typer.echo(f"Prefect  {prefect}\nMLflow   {mlflow}\nCtrl-C ends both.")
+
+    with _refusing(), _ending(ServerFailed):
+        serve(home.resolve(), prefect_port, mlflow_port, say)
+
+
+@app.command()
+def doctor(home: Home = Path(".rlhf"), as_json: AsJson = False) -> None:
+    """What this machine has, how fast it multiplies, what is missing and how to get it."""
+    with _stdout_kept_for_json(as_json):
+        from rich.console import Console
+
+        from flows.doctor import as_json as to_json
+        from flows.doctor import examine, healthy, show
+
+        findings = examine(home.resolve())
+        if not as_json:
+            show(findings, Console(highlight=False))
+    if as_json:
+        typer.echo(json.dumps(to_json(findings)))
+    raise typer.Exit(0 if healthy(findings) else 1)
+
+
+@app.command()
+def data(
+    place: Annotated[str, typer.Argument(metavar="PATH|hub:OWNER/NAME", help="A file, a folder, a dataset.")],
+    as_: Annotated[
+        RowKind | None, typer.Option("--as", help="What its rows are; else it is told from the first.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="field=column, for instance prompt=question; may be repeated.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read no more rows than this.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a file, a folder or a dataset holds, and which of its rows are bad, before a run is given it."""
+    with _stdout_kept_for_json(as_json):
+        from rich.console import Console
+
+        from flows.data import describe, show, source_at
+
+        with _refusing():
+            found = describe(source_at(place, columns or ()), as_.value if as_ else None, limit)
+        if not as_json:
+            show(found, Console(highlight=False))
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
+@app.command()
+def sample(
+    policy: PolicyName,
+    prompt: Annotated[str | None, typer.Argument(help="Else the project's held-out prompts.")] = None,
+    against: Against = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Samples, or held-out prompts.")] = 3,
+    max_new_tokens: NewTokens = 64,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    home: Home = Path(".rlhf"),
+    as_json: AsJson = False,
+) -> None:
+    """What a policy says to a plain text that it continues."""
+    with _stdout_kept_for_json(as_json):
+        from rich.console import Console
+
+        from flows.talk import sample as answers
+        from flows.talk import show
+
+        names = [policy, *([against] if against else [])]
+        found = []
+        with _refusing():
+            sampling = _sampling(max_new_tokens, temperature)
+            for one in answers(home.resolve(), names, prompt, sampling, seed, number):
+                found.append(one)
+                if not as_json:
+                    show(one, Console(highlight=False))
+    if as_json:
+        typer.echo(json.dumps({"samples": found}))
+
+
+@app.command()
+def chat(
+    policy: PolicyName,
+    against: Against = None,
+    max_new_tokens: NewTokens = 256,
+    temperature: Temperature = 0.7,
+    seed: Seed = 0,
+    home: Home = Path(".rlhf"),
+) -> None:
+    """Talk to a policy through its chat template, or to two at once."""
+    with _stdout_kept_for_json(False):
+        from rich.console import Console
+
+        from flows.talk import chat as converse
+
+        console = Console(highlight=False)
+        names = [policy, *([against] if against else [])]
+        with _refusing():
+            sampling = _sampling(max_new_tokens, temperature)
+            converse(home.resolve(), names, sampling, seed, _line, console)
+
+
+def _sampling(max_new_tokens: int, temperature: float) -> "Sampling":
+    from rlhf_core.generation import Sampling
+
+    return Sampling(max_new_tokens=max_new_tokens, temperature=temperature, batch_size=1)
+
+
+def _line() -> str | None:
+    """What is typed; None at the end of the input or after Ctrl-C."""
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def _refusing(error: type[ValueError] = ValueError) -> Iterator[None]:
     """Bad input ends the command with its sentence and code 2."""
+    with _ending(error, BAD_INPUT):
+        yield
+
+
+@contextlib.contextmanager
+def _ending(error: type[Exception], code: int = 1) -> Iterator[None]:
+    """What can be said in a sentence ends the command with it, without a traceback."""
     try:
         yield
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(BAD_INPUT) from error
+    except error as told:
+        typer.echo(str(told), err=True)
+        raise typer.Exit(code) from told
 
 
 @contextlib.contextmanager
@@ -96,6 +266,8 @@ def _stdout_kept_for_json(as_json: bool) -> Iterator[None]:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
+    # A stage tells its own progress.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
 

@@ -1,7 +1,7 @@
 """Plays rounds until a project has had enough of them, and says what happened."""
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +17,15 @@ from rlhf_core.settings import Execution, InvalidSettings, Json
 from rlhf_core.sources import read_prompts
 from rlhf_core.stages.bootstrap import Bootstrap, resolve
 from rlhf_core.stages.prompts import split
+from tasks.home import check_format, check_writable, open_home, saying_what_the_disk_did
 from tasks.mlflow_store import quiet_environment
 
 if TYPE_CHECKING:
     from tasks.project import Project
+
+
+class Refused(ValueError):
+    """What was asked for cannot be played; no round was touched."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
         raise InvalidSettings(
             "--rounds says how many rounds the project shall have had, --more adds: give one of them"
         )
+    check_format(home)
+    check_writable(home)
     prompts = read_prompts(settings.prompt_source)
     split(prompts, settings.prompts)
     fingerprint = settings.bootstrap.base.fingerprint()
@@ -65,39 +72,53 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
     return Plan(settings, bootstrap, execution, prompts, fingerprint, wanted)
 
 
-def run(plan: Plan, home: Path, display: ConsoleDisplay) -> dict[str, Json]:
-    """Play what is missing; the summary of the project."""
+def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> dict[str, Json]:
+    """Play what is missing; the summary of the project.
+
+    Raises `Refused` while another command plays the project, unless told to wait for it, and where a prompt
+    does not fit the base model; `DiskFailed` where the disk refuses a write.
+    """
     from flows.summary import summary
 
     quiet_environment()
     name = plan.settings.project
-    with project_lock(home, name):
-        ledger = Ledger(home / "projects", name)
-        if decided(ledger) >= plan.rounds and ledger.open_round_number() is None:
-            display.say(f"project {name} has had {decided(ledger)} of {plan.rounds} rounds: nothing to do")
-            return summary(home, name, executed=frozenset())
-        display.say(f"project {name}: {decided(ledger)} of {plan.rounds} rounds so far; home {home}")
-        with prefect_server(home, meanwhile=_slow_imports) as url:
-            display.say(f"Prefect: {url.removesuffix('/api')}")
-            project = _opened(plan, home, display)
-            _play(plan, project, display)
-        return summary(home, name, executed=frozenset(project.executed))
+    with saying_what_the_disk_did(home):
+        open_home(home)
+        (home / "projects").mkdir(exist_ok=True)
+        with alone(home, name, display, wait):
+            ledger = Ledger(home / "projects", name)
+            if decided(ledger) >= plan.rounds and ledger.open_round_number() is None:
+                display.say(
+                    f"project {name} has had {decided(ledger)} of {plan.rounds} rounds: nothing to do"
+                )
+                return summary(home, name, executed=frozenset())
+            display.say(f"project {name}: {decided(ledger)} of {plan.rounds} rounds so far; home {home}")
+            with prefect_server(home, meanwhile=_slow_imports) as url:
+                display.say(f"Prefect: {url.removesuffix('/api')}")
+                project = _opened(plan, home, display)
+                _check_prompts(plan, project)
+                _play(plan, project, display)
+            return summary(home, name, executed=frozenset(project.executed))
 
 
-@contextlib.contextmanager
-def project_lock(home: Path, name: str) -> Iterator[None]:
-    """One command at a time works on a project; a second one is refused."""
-    (home / "projects").mkdir(parents=True, exist_ok=True)
+@contextmanager
+def alone(home: Path, name: str, display: ConsoleDisplay, wait: bool) -> Iterator[None]:
+    """One command at a time works on a project: its rounds come one after the other."""
     lock = FileLock(home / "projects" / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise InvalidSettings(
-            f"another command is playing project {name!r} in {home}: its rounds come one after the other. "
-            "Wait for it."
-        ) from None
-    with lock:
+        if not wait:
+            raise Refused(
+                f"another command is playing project {name!r} in {home}, and its rounds come one after the "
+                "other. Wait for it, here with --wait."
+            ) from None
+        display.say(f"another command is playing project {name}: waiting for it")
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _slow_imports() -> None:
@@ -117,6 +138,26 @@ def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
     for number in unfinished(project):
         finish_round(project, number)
     return project
+
+
+def _check_prompts(plan: Plan, project: "Project") -> None:
+    """Refuse prompts that are too long for the base model, or that it has no template for."""
+    from rlhf_core.generation import check_lengths
+    from rlhf_core.models import load_codec
+
+    settings = plan.settings
+    samplings = (
+        settings.rollouts.sampling,
+        settings.policy_update.sampling,
+        settings.evals.held_out.sampling,
+    )
+    trunk = project.store.open(project.ledger.project().inputs["trunk"])
+    try:
+        check_lengths(
+            load_codec(trunk / "model"), plan.prompts, max(sampling.max_new_tokens for sampling in samplings)
+        )
+    except ValueError as error:
+        raise Refused(f"prompt_source: {error}") from error
 
 
 def _play(plan: Plan, project: "Project", display: ConsoleDisplay) -> None:

@@ -1,18 +1,15 @@
 """Tells MLflow again what a project's journals hold, into the database it had or into a new one."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from flows.loop import project_lock
+from flows.console import ConsoleDisplay
+from flows.loop import alone
 from rlhf_core.ledger import Ledger
 from rlhf_core.settings import Execution, Json, parse_settings
 from tasks.mlflow_store import quiet_environment
 
-if TYPE_CHECKING:
-    from tasks.project import Display
 
-
-def replay(home: Path, name: str, display: "Display") -> dict[str, Json]:
+def replay(home: Path, name: str, display: ConsoleDisplay) -> dict[str, Json]:
     """Runs, numbers, files, datasets and registry of a project as its home has them; says what MLflow lacked.
 
     A second time there is nothing to send. Raises `TrackingUnavailable` if MLflow cannot be reached.
@@ -25,7 +22,7 @@ def replay(home: Path, name: str, display: "Display") -> dict[str, Json]:
     ledger = Ledger(home / "projects", name)
     held = ledger.project().settings.get("execution", {})
     execution = parse_settings(Execution, held if isinstance(held, dict) else {})
-    with project_lock(home, name):
+    with alone(home, name, display, wait=False):
         project = Project(home, name, execution, display)
         for journal in project.journals.all():
             journal.mend()

@@ -109,8 +109,4 @@ def show(home: Path, name: str, console: Console) -> None:
         page = home / "projects" / name / "reports" / f"round-{number:04d}" / "report.md"
         if page.exists():
             console.print(f"report    {page}", soft_wrap=True)
-    console.print(
-        f"MLflow    mlflow ui --backend-store-uri sqlite:///{home.resolve() / 'mlflow' / 'mlflow.db'}",
-        soft_wrap=True,
-        highlight=False,
-    )
+    console.print(f"pages     rlhf ui --home {home}", soft_wrap=True, highlight=False)

@@ -216,6 +216,19 @@ def load_trunk(folder: Path, dtype: "torch.dtype") -> Base:
     return freeze(read(str(folder), dtype, strict=True), dtype)
 
 
+def load_codec(folder: Path) -> "TextCodec":
+    """The codec of what `save_base` wrote; the weights are not read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    asked = {"local_files_only": True, "trust_remote_code": False}
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, **asked)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return TextCodec(Base(model, AutoTokenizer.from_pretrained(folder, **asked)))
+
+
 def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """All ids that end a completion, sorted: those of the generation config and the tokenizer's."""
     named = model.generation_config.eos_token_id if model.generation_config else None

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlhf_core.settings import Settings
 
@@ -169,3 +169,65 @@ class Measurement(Settings):
     """The prompt of the item: items of one prompt are one cluster of an interval."""
     value: float
     """The number."""
+
+
+class Demonstration(Settings):
+    """A prompt with a response to learn from by imitation."""
+
+    prompt: Prompt
+    """What was asked."""
+    response: str
+    """How it was answered, or went on."""
+
+    @field_validator("response")
+    @classmethod
+    def _says_something(cls, text: str) -> str:
+        return _not_empty(text)
+
+
+class ImportedPreference(Settings):
+    """A judgement that came from elsewhere, with its completions as text: no policy of ours sampled them."""
+
+    prompt: Prompt
+    """What both completions answer."""
+    completion_a: str
+    """The first completion; where the source says only which is better, the better one."""
+    completion_b: str
+    """The second completion."""
+    choice: Choice
+    """Which is better."""
+    annotator: str = Field(default="unnamed", min_length=1)
+    """Who said so, where the source says it."""
+    margin: float | None = Field(default=None, ge=0)
+    """By how much the better one is better, on the source's own scale."""
+    file: str
+    """The file it came from, as seen from the source."""
+    row: int
+    """Its row there."""
+
+    @field_validator("completion_a", "completion_b")
+    @classmethod
+    def _says_something(cls, text: str) -> str:
+        return _not_empty(text)
+
+    @model_validator(mode="after")
+    def _differs(self) -> "ImportedPreference":
+        if self.completion_a == self.completion_b:
+            raise ValueError("both completions are the same text: nothing can be learned from them")
+        return self
+
+    def swap(self) -> "ImportedPreference":
+        """The same judgement of the completions in the other order."""
+        return self.model_copy(
+            update={
+                "completion_a": self.completion_b,
+                "completion_b": self.completion_a,
+                "choice": self.choice.swap(),
+            }
+        )
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("empty: there is nothing to learn from")
+    return text

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -17,6 +17,10 @@ from rlhf_core.settings import Settings
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 HEAD, ROLE = "head.safetensors", "role.json"
 PREFIX = "base_model.model."  # how peft names the model that it wraps
+
+
+Pooling = Literal["last", "mean"]
+"""What a head reads of a completion: the state after its last token, or the mean of those after each."""
 
 
 class Lora(Settings):
@@ -37,22 +41,24 @@ class RoleFile(Settings):
     """Digest of the trunk that the adapter was trained on."""
     lora: Lora
     """The adapter's settings."""
-    has_head: bool
-    """Whether the role gives numbers; a head's file that is lost is then missed."""
+    head: Pooling | None
+    """What the role's head reads; None for a role without one: so a head's file that is lost is missed."""
 
 
 class ScalarHead(nn.Module):
     """A number for each state: (w . h + b - shift) / scale, in float32.
 
     w starts as N(0, 1/(H+1)) and b as 0 (Stiennon et al., 2020). `shift` and `scale` are the normaliser that
-    is fitted after training; they are part of the saved state.
+    is fitted after training; they are part of the saved state. `pooling` says which states make a score:
+    a linear head gives the mean of the states the mean of their numbers.
     """
 
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, hidden_size: int, generator: torch.Generator) -> None:
+    def __init__(self, hidden_size: int, generator: torch.Generator, pooling: Pooling = "last") -> None:
         super().__init__()
+        self.pooling = pooling
         weight = torch.randn(hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(torch.zeros(()))
@@ -64,6 +70,15 @@ class ScalarHead(nn.Module):
         # A product and a sum, not a matrix product: its order of summation does not depend on other rows.
         raw = (hidden.float() * self.weight).sum(-1) + self.bias
         return (raw - self.shift) / self.scale
+
+
+def pooled(hidden: Tensor, first: Tensor, last: Tensor, pooling: Pooling) -> Tensor:
+    """[B, H] of the states [B, W, H]: the one at `last` [B], or the mean from `first` [B] up to it."""
+    if pooling == "last":
+        return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    positions = torch.arange(hidden.shape[1], device=hidden.device)
+    within = (positions >= first[:, None]) & (positions <= last[:, None])
+    return hidden.float().masked_fill(~within[..., None], 0.0).sum(1) / within.sum(1, keepdim=True)
 
 
 def peft_settings(linears: Mapping[str, nn.Module], num_layers: int, lora: Lora) -> dict[str, Any]:

@@ -111,6 +111,13 @@ def last_true(mask: Tensor) -> Tensor:
     return (mask * torch.arange(mask.shape[-1], device=mask.device)).amax(-1)
 
 
+def unmasked(found: Tensor, mask: Tensor) -> Tensor:
+    """Gives [B, T, k] with the numbers [N, k] at the True places of the mask [B, T], and zero elsewhere."""
+    whole = found.new_zeros((*mask.shape, found.shape[-1]))
+    whole[mask] = found
+    return whole
+
+
 def logprobs_from_logits(
     logits: Tensor, ids: Tensor, temperature: float, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:

@@ -18,12 +18,13 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from rlhf_core import roles as role_files
 from rlhf_core.batch import TextBatch
 from rlhf_core.models import Base, TextCodec
-from rlhf_core.roles import Lora, RoleFile, ScalarHead, fill_role, peft_settings, read_role, write_role
-from rlhf_core.tensors import logprobs_from_logits
+from rlhf_core.roles import Lora, Pooling, ScalarHead, pooled
+from rlhf_core.tensors import logprobs_from_logits, unmasked
 
-__all__ = ["Lora", "ScalarHead", "Trunk"]
+__all__ = ["Lora", "Pooling", "ScalarHead", "Trunk"]
 
 HEAD_CHUNK = 128
 """Positions that meet the vocabulary at once; always this many, whatever the number of rows."""
@@ -65,7 +66,7 @@ class Trunk:
 
     # Roles
 
-    def add_role(self, role: str, lora: Lora, seed: int, *, head: bool = False) -> None:
+    def add_role(self, role: str, lora: Lora, seed: int, *, head: Pooling | None = None) -> None:
         """A fresh adapter, which changes nothing yet (B = 0), and a fresh head if asked."""
         if self._active is not None:
             raise RuntimeError(
@@ -73,7 +74,9 @@ class Trunk:
             )
         if role in self._lora:
             raise ValueError(f"role {role!r} is already there; a second one of that name would overwrite it")
-        config = LoraConfig(**peft_settings(self._linears, self.model.config.num_hidden_layers, lora))
+        config = LoraConfig(
+            **role_files.peft_settings(self._linears, self.model.config.num_hidden_layers, lora)
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self.model, adapter_name=role)
@@ -83,12 +86,13 @@ class Trunk:
             parameter.data = parameter.data.to(self.device, self.model.dtype)
         if head:
             generator = torch.Generator().manual_seed(seed)
-            self.heads[role] = ScalarHead(self.model.config.hidden_size, generator).to(self.device)
+            self.heads[role] = ScalarHead(self.model.config.hidden_size, generator, head).to(self.device)
         self._activate(None)
 
     def copy_role(self, source: str, target: str) -> None:
         """`target` as a bit-equal copy of `source`, head included."""
-        self.add_role(target, self._lora[source], seed=0, head=source in self.heads)
+        head = self.heads[source].pooling if source in self.heads else None
+        self.add_role(target, self._lora[source], seed=0, head=head)
         with torch.no_grad():
             for name, parameter in self._adapter(target).items():
                 parameter.copy_(self._adapter(source)[name])
@@ -148,7 +152,7 @@ class Trunk:
             ids = rows.response_ids[rows.response_mask]
             chunks = zip(torch.split(states, HEAD_CHUNK), torch.split(ids, HEAD_CHUNK), strict=True)
             found = [self._head_chunk(*chunk, temperature, with_entropy) for chunk in chunks]
-            return _scatter(torch.cat(found), rows.response_mask)
+            return unmasked(torch.cat(found), rows.response_mask)
 
         result = self._in_micro_batches(batch, of, (*batch.response_ids.shape, 2 if with_entropy else 1))
         return result[..., 0], result[..., 1] if with_entropy else None
@@ -163,15 +167,16 @@ class Trunk:
         return self._in_micro_batches(batch, of, tuple(batch.response_ids.shape))
 
     def scores(self, batch: TextBatch) -> Tensor:
-        """[B] the active role's number for the whole completion, read at its last token."""
-        return cast(Tensor, self._active_head()(self.last_states(batch)))
+        """[B] the active role's number for the whole completion."""
+        return cast(Tensor, self._active_head()(self.pooled_states(batch)))
 
-    def last_states(self, batch: TextBatch) -> Tensor:
-        """[B, H] the active role's state after each completion's last token: all that its head reads."""
+    def pooled_states(self, batch: TextBatch) -> Tensor:
+        """[B, H] all that the active role's head reads of each completion."""
+        pooling = self._active_head().pooling
 
         def of(rows: TextBatch, hidden: Tensor) -> Tensor:
             last = rows.query_lengths + rows.response_lengths - 1
-            return hidden[torch.arange(len(rows), device=hidden.device), last]
+            return pooled(hidden, rows.query_lengths, last, pooling)
 
         return self._in_micro_batches(batch, of, (len(batch), self.model.config.hidden_size))
 
@@ -180,16 +185,16 @@ class Trunk:
     def save_role(self, role: str, folder: Path) -> None:
         """Adapter, head and settings of a role; equal roles give equal bytes."""
         lora, head = self._lora[role], self.heads.get(role)
-        said = RoleFile(trunk=self.digest, lora=lora, has_head=head is not None)
-        peft = peft_settings(self._linears, self.model.config.num_hidden_layers, lora)
-        write_role(folder, said, self._adapter(role), head, peft)
+        said = role_files.RoleFile(trunk=self.digest, lora=lora, head=head.pooling if head else None)
+        peft = role_files.peft_settings(self._linears, self.model.config.num_hidden_layers, lora)
+        role_files.write_role(folder, said, self._adapter(role), head, peft)
 
     def load_role(self, role: str, folder: Path) -> None:
         """A role as `save_role` wrote it, strictly: another trunk's, or one that does not fit, is refused."""
-        said = read_role(folder, self.digest)
-        self.add_role(role, said.lora, seed=0, head=said.has_head)
+        said = role_files.read_role(folder, self.digest)
+        self.add_role(role, said.lora, seed=0, head=said.head)
         try:
-            fill_role(folder, self._adapter(role), self.heads.get(role))
+            role_files.fill_role(folder, self._adapter(role), self.heads.get(role))
         except (ValueError, OSError):
             self._remove(role)
             raise
@@ -291,10 +296,3 @@ class Trunk:
                 parameter.requires_grad_(role is not None and name.endswith(f".{role}.weight"))
         for name, head in self.heads.items():
             head.requires_grad_(name == role)
-
-
-def _scatter(found: Tensor, mask: Tensor) -> Tensor:
-    """[N, k] numbers of the True places back to [B, T, k], zero elsewhere."""
-    whole = found.new_zeros((*mask.shape, found.shape[-1]))
-    whole[mask] = found
-    return whole

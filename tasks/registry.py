@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlhf_core.artifacts import ArtifactRef
 from tasks.mlflow_store import TrackingUnavailable, reaching_mlflow
 from tasks.tracking import Tracker, metric_points
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 RegisteredKind = Literal["policy", "reward-model"]
-
+KINDS: dict[RegisteredKind, str] = {"policy": "policy", "reward-model": "reward_model"}
 
 SOURCE = "models:/"
 
@@ -72,6 +73,17 @@ class Registry:
                 if round is None or version.tags["rlhf.round"] == str(round)
             ]
             return max(found, default=None)
+
+    def ref_of(self, model: RegisteredKind, version: int) -> ArtifactRef | None:
+        """The artifact that a version holds."""
+        with reaching_mlflow(f"looking up a {model}"):
+            named = f"name = '{self._name(model)}'"
+            for found in self._tracker.client.search_model_versions(named, max_results=10000):
+                if int(found.version) == version:
+                    return ArtifactRef(
+                        kind=KINDS[model], digest=found.tags["rlhf.digest"], key=found.tags["rlhf.key"]
+                    )
+        return None
 
     def tag_version(self, model: RegisteredKind, version: int, tags: Mapping[str, str]) -> None:
         """Sets tags on a version, such as what became of a candidate."""

@@ -114,6 +114,15 @@ def test_every_shipped_run_file_is_valid(path: Path) -> None:
     assert isinstance(load_run_file(path), RunSettings)
 
 
+def test_the_readmes_run_file_is_valid(tmp_path: Path) -> None:
+    from flows.settings import RunSettings, load_run_file
+
+    blocks = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    (tmp_path / "run.yaml").write_text(blocks[0])
+    assert isinstance(load_run_file(tmp_path / "run.yaml"), RunSettings)
+
+
 def test_every_file_is_at_most_300_lines() -> None:
     lengths = {_name(path): len(path.read_text().splitlines()) for path in SOURCES}
     assert {name: length for name, length in lengths.items() if length > FILE_LINES} == {}

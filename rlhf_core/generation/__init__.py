@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pydantic import Field
 
+from rlhf_core.models import TextCodec
 from rlhf_core.records import Completion, Prompt, StopReason
 from rlhf_core.settings import Settings
 from rlhf_core.trunk import Trunk
@@ -53,17 +54,17 @@ class Generator(Protocol):
         """One response for each prompt, drawn with that row's own seed."""
 
 
-def check_lengths(trunk: Trunk, prompts: Sequence[Prompt], sampling: Sampling) -> list[list[int]]:
+def check_lengths(codec: TextCodec, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
     """The ids of prompts that leave room for a response; raises for those that do not."""
-    encoded = [trunk.codec.encode_prompt(prompt) for prompt in prompts]
-    limit = trunk.codec.context_length - sampling.max_new_tokens
+    encoded = [codec.encode_prompt(prompt) for prompt in prompts]
+    limit = codec.context_length - max_new_tokens
     long = [
         f"{p.id} ({len(ids)} tokens)" for p, ids in zip(prompts, encoded, strict=True) if len(ids) > limit
     ]
     if long:
         raise ValueError(
-            f"{len(long)} prompts leave no room for {sampling.max_new_tokens} new tokens in a context of "
-            f"{trunk.codec.context_length}: {', '.join(long[:5])}. Shorten them or lower max_new_tokens."
+            f"{len(long)} prompts leave no room for {max_new_tokens} new tokens in a context of "
+            f"{codec.context_length}: {', '.join(long[:5])}. Shorten them or lower max_new_tokens."
         )
     return encoded
 
@@ -78,7 +79,7 @@ def complete(
     progress: Progress = lambda done, total: None,
 ) -> list[Completion]:
     """`len(seeds[i])` completions of each prompt, each with its own seed, in the order of the prompts."""
-    encoded = check_lengths(trunk, prompts, sampling)
+    encoded = check_lengths(trunk.codec, prompts, sampling.max_new_tokens)
     rows = [(i, k) for i in range(len(prompts)) for k in range(len(seeds[i]))]
     samples = generator.sample(
         trunk, role, [encoded[i] for i, _ in rows], [seeds[i][k] for i, k in rows], sampling, progress

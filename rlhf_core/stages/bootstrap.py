@@ -10,7 +10,7 @@ from rlhf_core.settings import Execution, Settings
 from rlhf_core.stages.context import StageContext
 from rlhf_core.trunk import Lora
 
-NAME, VERSION = "bootstrap", 1
+NAME, VERSION = "bootstrap", 2
 
 
 class Bootstrap(Settings):

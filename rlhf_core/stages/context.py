@@ -85,22 +85,24 @@ class StageContext:
 
     def trunk(self) -> "Trunk":
         """The project's trunk on the device of this job, with no role yet."""
-        import torch
+        return open_trunk(self.input("trunk"), self.job.inputs["trunk"].digest, self.job.execution)
 
-        from rlhf_core.hardware import best_device, torch_dtype
-        from rlhf_core.models import load_trunk
-        from rlhf_core.trunk import Trunk
 
-        execution = self.job.execution
-        if execution.num_threads:
-            torch.set_num_threads(execution.num_threads)
-        folder = self.input("trunk")
-        described = json.loads((folder / "trunk.json").read_bytes())
-        device = best_device() if execution.device == "auto" else execution.device
-        return Trunk(
-            load_trunk(folder / "model", torch_dtype(described["dtype"])),
-            self.job.inputs["trunk"].digest,
-            device=device,
-            bucket=described["length_bucket"],
-            micro_batch_tokens=execution.tokens_per_micro_batch,
-        )
+def open_trunk(folder: Path, digest: str, execution: Execution) -> "Trunk":
+    """The trunk in an artifact's folder, with no role yet, on the device that `execution` names."""
+    import torch
+
+    from rlhf_core.hardware import best_device, torch_dtype
+    from rlhf_core.models import load_trunk
+    from rlhf_core.trunk import Trunk
+
+    if execution.num_threads:
+        torch.set_num_threads(execution.num_threads)
+    described = json.loads((folder / "trunk.json").read_bytes())
+    return Trunk(
+        load_trunk(folder / "model", torch_dtype(described["dtype"])),
+        digest,
+        device=best_device() if execution.device == "auto" else execution.device,
+        bucket=described["length_bucket"],
+        micro_batch_tokens=execution.tokens_per_micro_batch,
+    )

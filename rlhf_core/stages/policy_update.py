@@ -12,7 +12,7 @@ from rlhf_core.sources import read_rows
 from rlhf_core.stages.context import StageContext
 from rlhf_core.trunk import Trunk
 
-NAME, VERSION = "policy_update", 1
+NAME, VERSION = "policy_update", 2
 
 
 class PolicyUpdate(Settings):

@@ -20,9 +20,9 @@ from rlhf_core.settings import Settings
 from rlhf_core.sources import read_rows
 from rlhf_core.stages.context import StageContext
 from rlhf_core.stages.labels import read_groups, split_groups, to_batch
-from rlhf_core.trunk import Lora, Trunk
+from rlhf_core.trunk import Lora, Pooling, Trunk
 
-NAME, VERSION = "reward_modeling", 2
+NAME, VERSION = "reward_modeling", 3
 MIN_REFERENCE_SAMPLES = 8
 
 
@@ -31,6 +31,8 @@ class RewardModeling(Settings):
 
     lora: Lora = Lora()
     """Its adapter; a smaller one memorises less."""
+    pooling: Pooling = "last"
+    """What its head reads of a completion: `last` is the habit, `mean` learns more from few pairs."""
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, schedule="linear")
     """Its optimiser."""
     probe_decay: float = Field(default=0.3, gt=0)
@@ -53,7 +55,7 @@ def run(context: StageContext) -> None:
     """Train on the pool, fit the normaliser, write adapter and head."""
     settings = context.settings(RewardModeling)
     trunk = context.trunk()
-    trunk.add_role("reward", settings.lora, derive_seed(context.seed, "adapter"), head=True)
+    trunk.add_role("reward", settings.lora, derive_seed(context.seed, "adapter"), head=settings.pooling)
     groups = [group for folder in context.inputs("preferences") for group in read_groups(folder)]
     train, _ = split_groups(groups, settings.held_out_share)
     batch = to_batch(train, trunk.codec.pad_id, trunk.device)
@@ -77,7 +79,7 @@ def probe(trunk: Trunk, batch: PreferenceBatch, decay: float) -> None:
     which is convex. A random head would first have to be unlearned, and would bend the states meanwhile.
     """
     with trunk.role("reward"):
-        states = trunk.last_states(batch.completions).double().cpu()
+        states = trunk.pooled_states(batch.completions).double().cpu()
     mean, deviation = states.mean(0), states.std(0) + 1e-6
     standard = (states - mean) / deviation
     differences = standard[batch.chosen] - standard[batch.rejected]

@@ -1,12 +1,18 @@
 """Bad input is refused in a sentence, with code 2, before anything is written."""
 
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.console import ConsoleDisplay
+from flows.loop import _alone
 
 RUN_FILE = Path(__file__).parents[2] / "infra" / "runs" / "tiny-cpu.yaml"
 
@@ -31,7 +37,7 @@ def refused(tmp_path: Path, *arguments: str) -> str:
         ("policy_update.algorithm.num_minibatches=7", "64 = 7 * 9 + 1"),
         ("policy_update.algorithm.type=pop", "pop"),
         ("bootstrap.base={type: folder, path: nowhere}", "nowhere"),
-        ("prompt_source={type: jsonl, path: nothing.jsonl}", "nothing.jsonl"),
+        ("prompt_source={type: file, path: nothing.jsonl}", "nothing.jsonl"),
         ("prompts.held_out=100000", "held_out pool"),
         ("promotion.gates=[{metric: eval/proxy_after, direction: above, bound: 0}]", "trained to please"),
         ("project=../elsewhere", "project"),
@@ -46,10 +52,62 @@ def test_a_missing_run_file_is_refused(tmp_path: Path) -> None:
     assert "there is no run file" in refused(tmp_path, str(tmp_path / "none.yaml"))
 
 
+@pytest.mark.slow
+def test_a_prompt_that_is_longer_than_the_context_is_refused_before_a_round_is_opened(tmp_path: Path) -> None:
+    prompts, home = tmp_path / "prompts.jsonl", tmp_path / "home"
+    rows = [{"id": f"p{n}", "text": f"The number {n} is"} for n in range(1000)] + [
+        {"id": "long", "text": "x" * 113}
+    ]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    override = f"prompt_source={{type: jsonl, path: {prompts}}}"
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", str(RUN_FILE), "--set", override, "--home", str(home)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    # A byte is a token: 113 and 16 new ones are one more than the context of 128.
+    assert "16 new tokens in a context of 128: long (113 tokens)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(home.glob("projects/tiny/ledger/0001"))
+
+
+def test_a_home_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "home.json").write_text('{"format": 99, "version": "9.9"}')
+    done = CliRunner().invoke(app, ["run", str(RUN_FILE), "--home", str(tmp_path)])
+    assert done.exit_code == 2 and "written by rlhf-rounds 9.9" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["home.json"]
+
+
+def test_a_second_run_of_one_project_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "projects").mkdir()
+    with FileLock(tmp_path / "projects" / ".tiny.lock"):
+        done = CliRunner().invoke(app, ["run", str(RUN_FILE), "--home", str(tmp_path)])
+    assert done.exit_code == 2 and "another command is playing project 'tiny'" in done.stderr
+
+
+def test_a_second_run_that_may_wait_goes_on_when_the_first_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "projects").mkdir()
+    display = ConsoleDisplay()
+    entered = threading.Event()
+
+    def enter() -> None:
+        with _alone(tmp_path, "tiny", display, wait=True):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    with FileLock(tmp_path / "projects" / ".tiny.lock"):
+        waiting.start()
+        assert not entered.wait(timeout=0.3)
+    assert entered.wait(timeout=10)
+    waiting.join()
+
+
 def test_an_empty_prompt_file_is_refused(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("")
-    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: jsonl, path: {prompts}}}")
+    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: file, path: {prompts}}}")
     assert str(prompts) in said
 
 
@@ -57,5 +115,5 @@ def test_duplicate_prompt_ids_are_refused_with_their_lines(tmp_path: Path) -> No
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": f"p{n % 300}", "text": f"The number {n} is"} for n in range(301)]
     prompts.write_text("\n".join(map(json.dumps, rows)))
-    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: jsonl, path: {prompts}}}")
+    said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: file, path: {prompts}}}")
     assert "p0" in said and "301" in said

@@ -15,7 +15,8 @@ from typing import IO
 import psutil
 import pytest
 
-from flows.server import ServerFailed, _Server, prefect_server
+from flows.server import PrefectService, prefect_server
+from flows.service import ServerFailed
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,10 +150,9 @@ def test_another_homes_server_on_a_port_is_not_taken_for_ours(tmp_path: Path) ->
         thread = threading.Thread(target=other.serve_forever)
         thread.start()
         try:
-            server = _Server(pid=0, port=other.server_port)
-            assert server.answers_for(tmp_path / "other")
-            assert not server.answers_for(tmp_path / "ours")
+            assert PrefectService(tmp_path / "other").answers(other.server_port)
+            assert not PrefectService(tmp_path / "ours").answers(other.server_port)
         finally:
             other.shutdown()
             thread.join()
-    assert not server.answers_for(tmp_path / "other")
+    assert not PrefectService(tmp_path / "other").answers(other.server_port)

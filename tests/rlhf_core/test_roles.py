@@ -24,7 +24,7 @@ PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is de
 def saved(make_trunk: MakeTrunk, stir: Callable[..., None], tmp_path: Path) -> tuple[Trunk, Path]:
     """A trunk with a trained reward role, and the folder that holds it."""
     trunk = make_trunk()
-    trunk.add_role("reward", Lora(rank=4, alpha=8.0), seed=0, head=True)
+    trunk.add_role("reward", Lora(rank=4, alpha=8.0), seed=0, head="last")
     stir(trunk, "reward")
     folder = tmp_path / "reward"
     folder.mkdir()
@@ -65,7 +65,7 @@ def test_a_loaded_role_gives_the_same_bits_its_normaliser_included(
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
     trunk, other = make_trunk(dtype), make_trunk(dtype)
-    trunk.add_role("reward", Lora(rank=4), seed=0, head=True)
+    trunk.add_role("reward", Lora(rank=4), seed=0, head="last")
     stir(trunk, "reward")
     trunk.save_role("reward", tmp_path)
     other.load_role("reward", tmp_path)

@@ -41,7 +41,7 @@ def trained(make_trunk: MakeTrunk, stir: Stir, **how: object) -> Trunk:
     """A trunk whose roles policy and value have moved."""
     trunk = make_trunk(**how)
     for seed, role in enumerate(("policy", "value")):
-        trunk.add_role(role, LORA, seed, head=role == "value")
+        trunk.add_role(role, LORA, seed, head="last" if role == "value" else None)
         stir(trunk, role, seed)
     return trunk
 
@@ -239,7 +239,7 @@ def test_adapters_are_drawn_from_their_seed_and_leave_the_global_generator_alone
     before = torch.get_rng_state()
     trunk = make_trunk()
     for role, seed in (("a", 1), ("b", 1), ("c", 2)):
-        trunk.add_role(role, LORA, seed, head=True)
+        trunk.add_role(role, LORA, seed, head="last")
     a, b, c = (state(trunk, role) for role in "abc")
     assert_equal(a, b)
     drawn = [name for name in a if "lora_A" in name or name in ("head.weight", "weight")]
@@ -253,7 +253,7 @@ def test_a_copied_critic_gives_the_reward_models_scores_to_the_bit(
     make_trunk: MakeTrunk, make_batch: MakeBatch, stir: Stir, dtype: torch.dtype
 ) -> None:
     trunk = make_trunk(dtype)
-    trunk.add_role("reward", LORA, seed=1, head=True)
+    trunk.add_role("reward", LORA, seed=1, head="last")
     stir(trunk, "reward")
     trunk.copy_role("reward", "value")
     assert_equal(state(trunk, "value"), state(trunk, "reward"))
@@ -275,7 +275,7 @@ def test_adding_copying_and_loading_leave_the_other_roles_as_they_were(
     trunk = trained(make_trunk, stir)
     batch = make_batch(MIXED)
     before, said = {role: state(trunk, role) for role in trunk.roles}, numbers(trunk, batch)
-    trunk.add_role("reward", Lora(rank=2, last_layers=1), seed=9, head=True)
+    trunk.add_role("reward", Lora(rank=2, last_layers=1), seed=9, head="last")
     trunk.copy_role("value", "start")
     trunk.save_role("reward", tmp_path)
     trunk.load_role("loaded", tmp_path)
@@ -296,6 +296,35 @@ def test_a_role_may_be_called_like_a_part_of_the_model(
     assert trunk.parameters(role).keys() == trunk.parameters("policy").keys()
     stir(trunk, role, 5)
     assert_equal(numbers(trunk, batch), said)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mean_pooled_score_is_the_mean_of_the_heads_numbers_after_each_response_token(
+    make_trunk: MakeTrunk, make_batch: MakeBatch, stir: Stir, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    trunk = make_trunk(dtype)
+    trunk.add_role("reward", LORA, seed=1, head="mean")
+    stir(trunk, "reward")
+    batch = make_batch(MIXED)
+    head, lengths = trunk.heads["reward"], batch.response_lengths
+    with torch.no_grad(), trunk.role("reward"):
+        scores = trunk.scores(batch)
+        for row in range(len(batch)):
+            start = int(batch.query_lengths[row])
+            ids = [*batch.query_ids[row, :start].tolist(), *batch.response_ids[row, : lengths[row]].tolist()]
+            states = trunk.model.get_decoder()(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+            close = {"rel": 1e-4, "abs": 1e-5} if dtype == torch.float32 else {"abs": 0.05}
+            assert scores[row].item() == pytest.approx(head(states[start:]).mean().item(), **close)
+        # A row among others gives the bits that it gives alone.
+        alone = torch.cat([trunk.scores(batch.select(torch.tensor([row]))) for row in range(len(batch))])
+    assert torch.equal(alone, scores)
+
+    trunk.copy_role("reward", "value")
+    trunk.save_role("reward", tmp_path)
+    trunk.load_role("loaded", tmp_path)
+    for role in ("value", "loaded"):
+        with torch.no_grad(), trunk.role(role):
+            assert torch.equal(trunk.scores(batch), scores)
 
 
 def test_a_fresh_head_is_drawn_as_the_papers_do() -> None:

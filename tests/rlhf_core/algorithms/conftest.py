@@ -40,7 +40,7 @@ def make_roles(make_trunk: Callable[..., Trunk], stir: Callable[..., None]) -> C
         trunk.add_role("policy", Lora(rank=4, alpha=8.0), seed=1)
         if policy_moved:
             stir(trunk, "policy", 1)
-        trunk.add_role("reward", Lora(rank=4, alpha=8.0), seed=2, head=True)
+        trunk.add_role("reward", Lora(rank=4, alpha=8.0), seed=2, head="last")
         stir(trunk, "reward", 2)
         trunk.copy_role("reward", "value")
         return trunk
@@ -72,7 +72,7 @@ def make(make_trunk: Callable[..., Trunk], stir: Callable[..., None]) -> Callabl
     def build(dtype: torch.dtype = torch.float32, **how: int) -> Trunk:
         trunk = make_trunk(dtype=dtype, **how)
         for seed, role in enumerate(("policy", "value", "bystander")):
-            trunk.add_role(role, Lora(rank=4, alpha=8.0), seed, head=role != "policy")
+            trunk.add_role(role, Lora(rank=4, alpha=8.0), seed, head=None if role == "policy" else "last")
             stir(trunk, role, seed)
         return trunk
 

@@ -236,7 +236,7 @@ def make_learner(make_trunk: Make) -> Callable[[int], Trunk]:
     def make(seed: int) -> Trunk:
         trunk = make_trunk(model=TinyModel(hidden_size=32, num_layers=2, seed=seed), bucket=32)
         for role in ("policy", "value"):
-            trunk.add_role(role, Lora(rank=4, alpha=8.0), seed, head=role == "value")
+            trunk.add_role(role, Lora(rank=4, alpha=8.0), seed, head="last" if role == "value" else None)
         trunk.heads["value"].weight.data.zero_()  # a random critic is noise in the first advantages
         return trunk
 

@@ -224,6 +224,6 @@ def test_progress_counts_all_rows(trunk: Trunk) -> None:
 def test_prompts_that_leave_no_room_are_refused_by_name(make_trunk: MakeTrunk) -> None:
     trunk = make_trunk(model=TinyModel(hidden_size=32, num_layers=1, context_length=32))
     fits, long = Prompt(id="fits", text="x" * 22), Prompt(id="too-long", text="x" * 23)
-    assert check_lengths(trunk, [fits], Sampling(max_new_tokens=10)) == [trunk.codec.encode_prompt(fits)]
+    assert check_lengths(trunk.codec, [fits], 10) == [trunk.codec.encode_prompt(fits)]
     with pytest.raises(ValueError, match=r"1 prompts leave no room for 10 new .* 32: too-long \(23 tokens\)"):
         complete(HFGenerator(), trunk, "reference", [fits, long], [[0], [0]], Sampling(max_new_tokens=10))

@@ -18,7 +18,7 @@ ITEMS = [
 def trunk(make_trunk: Callable[..., Trunk], stir: Callable[..., None]) -> Trunk:
     trunk = make_trunk()
     for seed, role in enumerate(("reward", "second")):
-        trunk.add_role(role, Lora(rank=2), 0, head=True)
+        trunk.add_role(role, Lora(rank=2), 0, head="last")
         stir(trunk, role, seed)
     trunk.add_role("policy", Lora(rank=2), 0)
     return trunk

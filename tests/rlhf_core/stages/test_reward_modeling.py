@@ -73,14 +73,14 @@ def test_separable_labels_are_learned(chain: Chain, played: Chain) -> None:
 
 def test_the_probe_is_the_minimum_of_its_objective(played: Chain) -> None:
     trunk = played.trunk()
-    trunk.add_role("reward", Lora(rank=2), 1, head=True)
+    trunk.add_role("reward", Lora(rank=2), 1, head="last")
     groups = [LabelledGroup(p, 1, COMPLETIONS[2 * n : 2 * n + 2], [(0, 1)], 0) for n, p in enumerate(PROMPTS)]
     batch = to_batch(groups, trunk.codec.pad_id, trunk.device)
     decay = 0.3
     probe(trunk, batch, decay)
     head = trunk.heads["reward"]
     with torch.no_grad(), trunk.role("reward"):
-        states = trunk.last_states(batch.completions)
+        states = trunk.pooled_states(batch.completions)
     deviation = states.std(0) + 1e-6
     x = ((states - states.mean(0)) / deviation)[batch.chosen] - ((states - states.mean(0)) / deviation)[
         batch.rejected
@@ -128,7 +128,7 @@ def test_a_round_trains_on_the_labels_of_all_rounds(chain: Chain, played: Chain)
 
 def test_a_reward_model_that_tells_nothing_apart_is_refused(make_trunk: Callable[..., Trunk]) -> None:
     trunk = make_trunk()
-    trunk.add_role("reward", Lora(rank=2), 0, head=True)
+    trunk.add_role("reward", Lora(rank=2), 0, head="last")
     with pytest.raises(ValueError, match="7 reference samples: too few"):
         normalise(trunk, COMPLETIONS[:7])
     with torch.no_grad():
