@@ -41,6 +41,11 @@ def promote(round: Round, candidate: ArtifactRef, comparison: ArtifactRef, setti
     decision = Decision.model_validate_json(
         (round.project.store.open(decision_ref) / "decision.json").read_bytes()
     )
+    conclude(round, candidate, decision)
+
+
+def conclude(round: Round, candidate: ArtifactRef, decision: Decision) -> NoReturn:
+    """Decide the round, once MLflow knows everything of it."""
     waited = round.project.execution.tracking_seconds
     if not round.project.teller.settle(waited, patient=True):
         raise RoundEnded(

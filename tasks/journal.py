@@ -165,9 +165,16 @@ class Journal:
         return last if isinstance(last, Closed) else None
 
     def facts(self, offset: int = 0) -> Iterator[tuple[Fact, int]]:
-        """Every fact from byte `offset` on, with the offset behind it; a torn last line waits."""
+        """Every fact from byte `offset` on, with the offset behind it; a torn last line waits.
+
+        An offset that is no line's end is from before the journal lost its end with the machine's power: then
+        it is every fact, since to tell one again changes nothing.
+        """
         with self.path.open("rb") as lines:
-            lines.seek(offset)
+            lines.seek(max(0, offset - 1))
+            if offset and lines.read(1) != b"\n":
+                offset = 0
+                lines.seek(0)
             for line in lines:
                 if not line.endswith(b"\n"):
                     return

@@ -10,12 +10,15 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+
+LOCKED_SECONDS = 1.0
 
 
 class TrackingUnavailable(RuntimeError):
@@ -51,7 +54,7 @@ def reaching_mlflow(purpose: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
         origin: BaseException = error
         while origin.__cause__ is not None:
             origin = origin.__cause__
@@ -83,6 +86,17 @@ class MlflowStore:
             with self.lock():
                 _make_database(self.folder / "mlflow.db", self.folder / "artifacts")
             return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+
+    def check(self) -> None:
+        """Raises `TrackingUnavailable` at once where MLflow would try for twenty seconds, or for minutes."""
+        database = self.folder / "mlflow.db"
+        with reaching_mlflow("looking at its database"):
+            if database.exists():
+                uri = f"{database.as_uri()}?mode=ro"
+                with closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_SECONDS)) as connection:
+                    connection.execute("select count(*) from experiments").fetchone()
+            elif "client" in vars(self):
+                raise OSError("it was deleted while it was in use, and the next command makes a new one")
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -49,6 +49,7 @@ class Teller:
         """Tell all that MLflow does not know; raises `TrackingUnavailable`."""
         told = Told()
         try:
+            self.tracker.store.check()
             # Asked of MLflow itself, so that a database that was put back or is new is told what it lacks.
             self._runs = self.tracker.runs() if self._runs is None else self._runs
             for journal in self.journals.all():
