@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 Home = Annotated[Path, typer.Option("--home", help="The folder that holds all a project leaves.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Against = Annotated[str | None, typer.Option(help="Another policy, side by side.")]
+ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="The project's name.")]
 PolicyName = Annotated[
     str, typer.Argument(metavar="PROJECT[@ALIAS|:VERSION]", help="@champion if nothing is said.")
 ]
@@ -79,6 +80,7 @@ def run(
         from flows.loop import run as play
         from flows.settings import load_run_file
         from flows.summary import show
+        from rlhf_core.ledger import Ledger
         from tasks.home import DiskFailed
 
         with _refusing():
@@ -87,15 +89,18 @@ def run(
         display = ConsoleDisplay()
         with _refusing(Refused), _ending(DiskFailed):
             found = play(plan, home.resolve(), display, wait=wait)
+            undone = Ledger(home / "projects", plan.settings.project).open_round_number()
         if not as_json:
             show(home, plan.settings.project, display.console)
     if as_json:
         typer.echo(json.dumps(found))
+    if undone is not None:  # promotion waits for MLflow
+        raise typer.Exit(1)
 
 
 @app.command()
 def status(
-    project: Annotated[str, typer.Argument(help="The project's name.")],
+    project: ProjectName,
     home: Home = Path(".rlhf"),
     as_json: AsJson = False,
 ) -> None:
@@ -116,6 +121,18 @@ def status(
             show(home, project, Console())
     if as_json:
         typer.echo(json.dumps(found))
+
+
+@app.command()
+def replay(project: ProjectName, home: Home = Path(".rlhf")) -> None:
+    """Tell MLflow whatever it lacks of PROJECT, each number with its own time; a second time nothing."""
+    from flows.console import ConsoleDisplay
+    from flows.replay import replay as tell
+    from tasks.mlflow_store import TrackingUnavailable
+
+    with _refusing(), _ending(TrackingUnavailable):
+        found = tell(home.resolve(), project, ConsoleDisplay())
+    typer.echo(f"{found['rounds']} rounds: {found['runs_made']} runs made, {found['facts_sent']} facts sent")
 
 
 @app.command()

@@ -86,7 +86,7 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
     with saying_what_the_disk_did(home):
         open_home(home)
         (home / "projects").mkdir(exist_ok=True)
-        with _alone(home, name, display, wait):
+        with alone(home, name, display, wait):
             ledger = Ledger(home / "projects", name)
             open_ = ledger.open_round_number() is not None or unfinished(home, ledger)
             if decided(ledger) >= plan.rounds and not open_:
@@ -104,8 +104,8 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
 
 
 @contextmanager
-def _alone(home: Path, name: str, display: ConsoleDisplay, wait: bool) -> Iterator[None]:
-    """One command at a time plays a project: its rounds come one after the other."""
+def alone(home: Path, name: str, display: ConsoleDisplay, wait: bool) -> Iterator[None]:
+    """One command at a time works on a project: its rounds come one after the other."""
     lock = FileLock(home / "projects" / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
@@ -134,9 +134,8 @@ def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
     from tasks.project import Project
 
     project = Project(home, plan.settings.project, plan.execution, display)
-    project.tracker.open()
-    for run_id in project.tracker.repair():
-        display.say(f"MLflow run {run_id} was left by a process that is gone: closed as KILLED")
+    for name in project.begin_telling():
+        display.say(f"the run {name} was left by a process that is gone: closed as KILLED")
     open_project(project, plan.bootstrap, plan.fingerprint, plan.settings.seed, plan.settings.to_json())
     for number in unfinished(home, project.ledger):
         finish_round(project, number)
@@ -177,3 +176,6 @@ def _play(plan: Plan, project: "Project", display: ConsoleDisplay) -> None:
             close_round(project, number)
             state.result()
         display.say(f"{state.name}: {state.message}")
+        if project.ledger.decision(number) is None:  # TrackingBehind: the same command goes on
+            close_round(project, number)
+            return

@@ -51,7 +51,8 @@ def round_flow(project: Project) -> Flow[[int, RunSettings, ArtifactRef], State[
         try:
             play_round(project, number, settings, source)
         except RoundEnded as ended:
-            finish_round(project, number)
+            if project.ledger.decision(number) is not None:
+                finish_round(project, number)
             return Completed(name=ended.outcome, message=ended.sentence)
         raise AssertionError("a round ends by a decision")
 

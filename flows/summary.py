@@ -29,42 +29,52 @@ def summary(home: Path, name: str, executed: Set[tuple[int, str]] | None = None)
         "project": name,
         "home": str(home),
         "champion": {"policy": champion.digest, "version": _version(home, name, ledger)},
-        "rounds": [_round(ledger, number, executed) for number in ledger.rounds()],
+        "rounds": [_round(home, ledger, number, executed) for number in ledger.rounds()],
     }
 
 
 def _version(home: Path, name: str, ledger: Ledger) -> int | None:
-    """The champion's number in MLflow's registry."""
+    """The champion's number in MLflow's registry; none while MLflow is away or was not told yet."""
+    from tasks.mlflow_store import TrackingUnavailable
     from tasks.registry import Registry
     from tasks.tracking import Tracker
 
-    return Registry(Tracker(home, name)).version_of(
-        "policy", ledger.champion().digest, ledger.champion_round()
-    )
+    try:
+        return Registry(Tracker(home, name)).version_of(
+            "policy", ledger.champion().digest, ledger.champion_round()
+        )
+    except TrackingUnavailable:
+        return None
 
 
-def _round(ledger: Ledger, number: int, executed: Set[tuple[int, str]] | None) -> dict[str, Json]:
+def _round(home: Path, ledger: Ledger, number: int, executed: Set[tuple[int, str]] | None) -> dict[str, Json]:
     record, decision = ledger.round(number), ledger.decision(number)
     assert record is not None
+    from tasks.project import run_id
+
     return {
         "round": number,
         "outcome": decision.outcome if decision else "open",
-        "mlflow_run_id": record.mlflow_run_id,
+        "mlflow_run_id": run_id(home, ledger, number),
         "prefect_flow_run_id": record.prefect_flow_run_id,
-        "stages": [_stage(stage, number, executed) for stage in ledger.stages(number)],
+        "stages": [_stage(home, ledger, stage, number, executed) for stage in ledger.stages(number)],
         "metrics": dict(decision.metrics) if decision else {},
         "alarms": list(decision.alarms) if decision else [],
         "gates": _gates(decision) if decision else [],
     }
 
 
-def _stage(stage: StageRecord, number: int, executed: Set[tuple[int, str]] | None) -> dict[str, Json]:
+def _stage(
+    home: Path, ledger: Ledger, stage: StageRecord, number: int, executed: Set[tuple[int, str]] | None
+) -> dict[str, Json]:
+    from tasks.project import run_id
+
     return {
         "stage": stage.stage,
         "artifacts": {role: ref.digest for role, ref in stage.outputs.items()},
         "cached": stage.cached if executed is None else (number, stage.stage) not in executed,
         "seconds": round(stage.seconds, 3),
-        "mlflow_run_id": stage.mlflow_run_id,
+        "mlflow_run_id": run_id(home, ledger, number, stage.stage),
     }
 
 
@@ -96,7 +106,7 @@ def show(home: Path, name: str, console: Console) -> None:
             f"gain      gold {value:+.3f} over the initial policy, 95 % interval {low:+.3f} to {high:+.3f}"
         )
     for number in ledger.rounds():
-        page = home / "projects" / name / "reports" / f"round-{number:04d}" / "report.md"
+        page = home / "projects" / name / "reports" / f"round-{number:04d}" / "report.html"
         if page.exists():
             console.print(f"report    {page}", soft_wrap=True)
     console.print(f"pages     rlhf ui --home {home}", soft_wrap=True, highlight=False)

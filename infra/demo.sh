@@ -15,7 +15,7 @@ home=${RLHF_HOME:-$repository/.rlhf}
 
 cat >&2 <<END
 
-Everything is in $home: a report.md for each round, with plots and samples, and the MLflow database.
+Everything is in $home: a report.html for each round, with plots and samples, and the MLflow database.
 In the browser: $environment/bin/rlhf ui --home $home
 One more round: $environment/bin/rlhf run $repository/infra/runs/quickstart.yaml --more 1 --home $home
 END

@@ -17,11 +17,20 @@ from rlhf_core.settings import Settings
 from rlhf_core.sources import count_rows
 from rlhf_core.stages import stage
 from rlhf_core.stages.context import Job
-from tasks.following import Follower, close_run
+from tasks.following import Follower
+from tasks.journal import Journal, Read, now
 from tasks.launch import launch
-from tasks.project import Project
+from tasks.project import JOURNAL, Project, journal_of
 
-ROW_SETS = frozenset(("prompts", "completions", "comparisons", "preferences"))
+ROW_SETS = {
+    "prompt_source": "prompts.parquet",
+    "prompts": "prompts.parquet",
+    "completions": "completions.parquet",
+    "comparisons": "comparisons.parquet",
+    "preferences": "preferences.parquet",
+    "measurements": "completions.parquet",
+}
+"""The kinds of artifact that hold rows, and the file that holds them."""
 COMPUTING = frozenset(
     (
         "bootstrap",
@@ -111,7 +120,9 @@ def _do(
     job, key = project.job(name, settings.to_json(), inputs, seed)
     done = project.store.recipe(key)
     if done is not None:
-        record = _record(done, shown, seconds=0.0, cached=True, mlflow_run_id=_known_run(job))
+        record = _record(
+            done, shown, seconds=0.0, cached=True, mlflow_run_id=_told_before(project, job, done)
+        )
         project.display.finished(shown, 0.0, True)
     else:
         record = execute(round, job, key, shown)
@@ -122,47 +133,61 @@ def _do(
 
 
 def execute(round: Round, job: Job, key: str, shown: str) -> StageRecord:
-    """Run a job and tell MLflow of it; what it gave is kept whatever MLflow does."""
+    """Run a job; what it gave is kept and the round goes on, whatever MLflow does."""
     project = round.project
     work = Path(job.work)
     work.mkdir(parents=True, exist_ok=True)
     project.display.started(shown)
     tags = {
+        "rlhf.stage_key": key,
         "rlhf.subject": shown,
         "rlhf.version": str(stage(job.stage).VERSION),
         "prefect.task_run_id": str(task_run.id or ""),
     }
-    run_id = project.tracker.open_stage(round.record.mlflow_run_id, shown, key=key, tags=tags)
-    follower = Follower(project, run_id, shown, work)
+    journal = project.journals.attempt(round.number, shown, tags)
+    (work / JOURNAL).write_text(str(journal.path.relative_to(project.home)))
+    follower = Follower(project, journal, shown, work)
     started = time.perf_counter()
     try:
         done = launch(job, follower.look)
     except BaseException as error:
-        close_run(project, run_id, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        journal.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        project.teller.settle()
         raise
     seconds = time.perf_counter() - started
     project.executed.add((round.number, shown))
-    (work / "mlflow_run_id").write_text(run_id)
-    follower.drain()
+    _tell_outcome(project, journal, job, done)
+    project.display.finished(shown, seconds, False)
+    return _record(done, shown, seconds=seconds, cached=False, mlflow_run_id=journal.run_id)
+
+
+def _tell_outcome(
+    project: Project, journal: Journal, job: Job, done: Recipe, ended: int | None = None
+) -> None:
+    """What went into a stage and what came out, and the end of its run."""
     inputs = {f"rlhf.input.{role}": ref.digest for role, ref in job.inputs.items()}
     outputs = {f"rlhf.output.{role}": ref.digest for role, ref in done.outputs.items()}
-    project.tracker.tag(run_id, {**inputs, **outputs})
-    project.tracker.text(run_id, "recipe.json", done.model_dump_json(indent=1))
+    journal.tag({**inputs, **outputs})
+    journal.write("recipe.json", done.model_dump_json(indent=1))
     for role, ref in job.inputs.items():
         if ref.kind in ROW_SETS:
-            rows = count_rows(project.store.open(ref) / f"{ref.kind}.parquet")
-            source = f"{ref.kind}:{ref.digest}"
-            project.tracker.dataset(
-                run_id, name=role, digest64=ref.digest, role=role, source=source, rows=rows
-            )
-    close_run(project, run_id, "FINISHED")
-    project.display.finished(shown, seconds, False)
-    return _record(done, shown, seconds=seconds, cached=False, mlflow_run_id=run_id)
+            rows = count_rows(project.store.open(ref) / ROW_SETS[ref.kind])
+            journal.add(Read(t=now(), role=role, kind=ref.kind, digest=ref.digest, rows=rows))
+    journal.close("FINISHED", ended)
+    project.teller.settle()
 
 
-def _known_run(job: Job) -> str:
-    path = Path(job.work) / "mlflow_run_id"
-    return path.read_text() if path.exists() else ""
+def _told_before(project: Project, job: Job, done: Recipe) -> str:
+    """The MLflow run of what the store has; told to its end, where its process was killed."""
+    journal = journal_of(project.home, done.key)
+    if journal is None:
+        return ""
+    closed = journal.closed
+    if journal.path.is_relative_to(project.journals.folder) and not (closed and closed.status == "FINISHED"):
+        journal.copy_spool(Path(job.work) / "metrics.jsonl")
+        ended = journal.opened.t + int(1000 * float(str(done.told.get("seconds", 0))))
+        _tell_outcome(project, journal, job, done, ended)
+    return journal.run_id
 
 
 def _record(done: Recipe, shown: str, *, seconds: float, cached: bool, mlflow_run_id: str) -> StageRecord:

@@ -13,6 +13,7 @@ from tasks.context import Round, RoundEnded
 from tasks.project import Project
 from tasks.registry import RegisteredKind
 
+TRACKING_BEHIND = "TrackingBehind"
 PROMOTED, REJECTED, REWARD_MODEL_REJECTED = "promoted", "rejected", "reward_model_rejected"
 STATE_NAMES = {PROMOTED: "Promoted", REJECTED: "GateRejected", REWARD_MODEL_REJECTED: "RewardModelRejected"}
 
@@ -32,11 +33,27 @@ def accept(round: Round, reward_report: ArtifactRef, gates: Sequence[Gate]) -> N
 
 
 def promote(round: Round, candidate: ArtifactRef, comparison: ArtifactRef, settings: Promotion) -> NoReturn:
-    """Put the candidate in service if every gate passed; either way the round is decided."""
+    """Put the candidate in service if every gate passed; either way the round is decided.
+
+    Alone of all stages it waits until MLflow knows everything of the round.
+    """
     decision_ref = round.run("promotion", settings, {"comparison": comparison})["decision"]
     decision = Decision.model_validate_json(
         (round.project.store.open(decision_ref) / "decision.json").read_bytes()
     )
+    conclude(round, candidate, decision)
+
+
+def conclude(round: Round, candidate: ArtifactRef, decision: Decision) -> NoReturn:
+    """Decide the round, once MLflow knows everything of it."""
+    waited = round.project.execution.tracking_seconds
+    if not round.project.teller.settle(waited, patient=True):
+        raise RoundEnded(
+            TRACKING_BEHIND,
+            f"round {round.number}: not decided, for MLflow lacks some of it after {waited:g} s and nobody "
+            "could look up what a promotion rests on. Free MLflow's database or disk and run the same "
+            "command again: nothing is computed twice.",
+        )
     outcome = PROMOTED if decision.promoted else REJECTED
     _decide(round, outcome, candidate, decision.gates)
     failed = "; ".join(result.sentence for result in decision.gates if not result.passed)
@@ -86,7 +103,12 @@ def follow_ledger(project: Project) -> int | None:
         "rlhf.outcome": "initial",
     }
     _register(
-        project, "policy", initial, first.mlflow_run_id, tags, "The initial policy: the trunk, unchanged."
+        project,
+        "policy",
+        initial,
+        project.run_id(first.round),
+        tags,
+        "The initial policy: the trunk, unchanged.",
     )
     for number in project.ledger.rounds():
         _follow_round(project, number)
@@ -118,7 +140,7 @@ def _follow_round(project: Project, number: int) -> None:
         served = "may not serve" if decision.outcome == REWARD_MODEL_REJECTED else "served"
         description = f"Reward model of round {number}: {served}."
         reward_version = _register(
-            project, "reward-model", ref, trained.mlflow_run_id or record.mlflow_run_id, tags, description
+            project, "reward-model", ref, _run_id(project, number, "reward_modeling"), tags, description
         )
     updated = project.ledger.stage(number, "policy_update")
     if decision.candidate is not None and updated is not None:
@@ -139,10 +161,15 @@ def _follow_round(project: Project, number: int) -> None:
             project,
             "policy",
             decision.candidate,
-            updated.mlflow_run_id or record.mlflow_run_id,
+            _run_id(project, number, "policy_update"),
             tags,
             description,
         )
+
+
+def _run_id(project: Project, number: int, stage: str) -> str:
+    """The run that a version came from: its stage's, or its round's where another project computed it."""
+    return project.run_id(number, stage) or project.run_id(number)
 
 
 def _register(

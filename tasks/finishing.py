@@ -1,6 +1,8 @@
 """What follows a decision: registry, report, the round's MLflow run; all may be done again at any time."""
 
 import json
+from datetime import datetime
+from pathlib import Path
 from typing import TypeVar
 
 from prefect.artifacts import create_markdown_artifact
@@ -16,6 +18,8 @@ from rlhf_core.sources import read_rows
 from rlhf_core.stages.comparison import ComparisonReport
 from rlhf_core.stages.reward_validation import RewardReport
 from tasks.decisions import follow_ledger
+from tasks.journal import Measured, Stored
+from tasks.mlflow_store import TrackingUnavailable
 from tasks.project import Project
 from tasks.reports import FINISHED, report_folder
 
@@ -24,31 +28,55 @@ Report = TypeVar("Report", bound=Settings)
 
 
 def finish_round(project: Project, number: int) -> None:
-    """Registry, report and MLflow say what the ledger says of a decided round."""
-    record, decision = project.ledger.round(number), project.ledger.decision(number)
-    assert record is not None and decision is not None
-    follow_ledger(project)
+    """Report, MLflow and registry say what the ledger says of a decided round.
+
+    A round that MLflow cannot be told of now is finished by the next command, or by `rlhf replay`.
+    """
     folder = report_folder(project.home, project.name, number)
     folder.mkdir(parents=True, exist_ok=True)
     page = write_report(view(project, number), folder)
-    tracker, run_id = project.tracker, record.mlflow_run_id
-    stages = project.ledger.stages(number)
-    tracker.tag(
-        run_id,
-        {
-            "rlhf.outcome": decision.outcome,
-            **{f"rlhf.stage.{s.stage}.run_id": s.mlflow_run_id for s in stages},
-            **{f"rlhf.stage.{s.stage}.key": s.key for s in stages},
-            **{f"rlhf.stage.{s.stage}.{role}": ref.digest for s in stages for role, ref in s.outputs.items()},
-        },
-    )
-    tracker.log_summary(run_id, decision.metrics, step=number)
-    tracker.artifact(run_id, folder, "report")
-    tracker.text(run_id, "decision.json", decision.model_dump_json(indent=1))
     if FlowRunContext.get() is not None:
         create_markdown_artifact(page.read_text(), key=f"{project.name}-round-{number:04d}".replace("_", "-"))
-    tracker.close(run_id, "FINISHED")
+    _tell_decision(project, number, folder)
+    if not project.teller.settle():
+        return
+    try:
+        follow_ledger(project)
+        link_stages(project, number)
+    except TrackingUnavailable as error:
+        project.display.alarm("MLflow", str(error))
+        return
     (folder / FINISHED).write_text("")
+
+
+def _tell_decision(project: Project, number: int, folder: Path) -> None:
+    """How the round ended, written once, as of when it was decided."""
+    decision, journal = project.ledger.decision(number), project.journals.round(number)
+    assert decision is not None
+    if not journal.path.exists():  # of a round that an earlier version told to MLflow itself
+        return
+    closed = journal.closed
+    if closed is not None and closed.status == "FINISHED":
+        return
+    stages = project.ledger.stages(number)
+    keys = {f"rlhf.stage.{s.stage}.key": s.key for s in stages}
+    outputs = {f"rlhf.stage.{s.stage}.{role}": ref.digest for s in stages for role, ref in s.outputs.items()}
+    decided_at = int(datetime.fromisoformat(decision.decided_at).timestamp() * 1000)
+    journal.reopen()
+    journal.tag({"rlhf.outcome": decision.outcome, **keys, **outputs})
+    journal.add(
+        Measured(t=decided_at, step=number, metrics=decision.metrics),
+        Stored(t=decided_at, path=str(folder.relative_to(project.home)), folder="report"),
+    )
+    journal.write("decision.json", decision.model_dump_json(indent=1))
+    journal.close("FINISHED")
+
+
+def link_stages(project: Project, number: int) -> None:
+    """The round's run names the runs of its stages, of this round or of the round that computed them."""
+    run_ids = {record.stage: project.run_id(number, record.stage) for record in project.ledger.stages(number)}
+    tags = {f"rlhf.stage.{stage}.run_id": run_id for stage, run_id in run_ids.items() if run_id}
+    project.tracker.tag(project.run_id(number), tags)
 
 
 def view(project: Project, number: int) -> RoundView:
@@ -74,7 +102,7 @@ def view(project: Project, number: int) -> RoundView:
         comparison=comparison.metrics if comparison else {},
         scores=_scores(project, number),
         samples=_samples(project, number),
-        links={"MLflow run": record.mlflow_run_id, "Prefect flow run": record.prefect_flow_run_id},
+        links={"MLflow run": project.run_id(number), "Prefect flow run": record.prefect_flow_run_id},
         settings_yaml=json.dumps(record.settings, indent=1),
     )
 

@@ -1,4 +1,4 @@
-"""The MLflow database of a home: made whole, opened by many, and honest about who still writes to it.
+"""The MLflow database of a home: made whole, and opened by many.
 
 mlflow is imported on first use, which costs two seconds: here, in `tracking.py` and in `registry.py` only.
 """
@@ -9,14 +9,16 @@ import logging
 import os
 import re
 import sqlite3
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+
+LOCKED_SECONDS = 1.0
 
 
 class TrackingUnavailable(RuntimeError):
@@ -52,14 +54,14 @@ def reaching_mlflow(purpose: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
         origin: BaseException = error
         while origin.__cause__ is not None:
             origin = origin.__cause__
         reason = str(origin).partition("\n")[0]
         raise TrackingUnavailable(
-            f"MLflow failed at {purpose}: {reason}. What was computed is safe and metrics "
-            "stay in their spool. Free the database or the disk and run the same command again."
+            f"MLflow failed at {purpose}: {reason}. What was computed is safe, and what MLflow was to be "
+            "told is kept. Free the database or the disk and run the same command again, or `rlhf replay`."
         ) from error
 
 
@@ -85,46 +87,24 @@ class MlflowStore:
                 _make_database(self.folder / "mlflow.db", self.folder / "artifacts")
             return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
 
-    @functools.cached_property
-    def owner(self) -> str:
-        """The name under which this process is known to be alive."""
-        with self.lock():
-            return _own_name(self.folder / "owners")
+    def check(self) -> None:
+        """Raises `TrackingUnavailable` at once where MLflow would try for twenty seconds, or for minutes."""
+        database = self.folder / "mlflow.db"
+        with reaching_mlflow("looking at its database"):
+            if database.exists():
+                uri = f"{database.as_uri()}?mode=ro"
+                with closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_SECONDS)) as connection:
+                    connection.execute("select count(*) from experiments").fetchone()
+            elif "client" in vars(self):
+                raise OSError("it was deleted while it was in use, and the next command makes a new one")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One process at a time makes a database or an experiment, or judges who is alive."""
+        """One process at a time makes a database or an experiment."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "mlflow.lock").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-    def lives(self, owner: str) -> bool:
-        """Whether the process that bears this name is still there."""
-        path = self.folder / "owners" / owner
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
-
-    def forget_dead_owners(self) -> None:
-        """Removes the locks that nobody holds."""
-        for path in (self.folder / "owners").glob("*"):
-            if not self.lives(path.name):
-                path.unlink()
-
-
-@functools.cache
-def _own_name(owners: Path) -> str:
-    """A name whose lock this process holds, until the system lets go of it when the process is gone."""
-    owners.mkdir(exist_ok=True)
-    name = uuid.uuid4().hex
-    fcntl.flock(os.open(owners / name, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
-    return name
 
 
 def _make_database(database: Path, artifacts: Path) -> None:

@@ -1,9 +1,7 @@
 """Opens projects and rounds: all that `auto` or an alias means is resolved here, once, and recorded."""
 
+import hashlib
 import json
-import platform
-import subprocess
-from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -16,11 +14,9 @@ from rlhf_core.settings import Json, Settings
 from rlhf_core.sources import write_rows
 from rlhf_core.stages.bootstrap import Bootstrap, BootstrapJob
 from tasks.context import Round
-from tasks.following import close_run
+from tasks.environment import environment
 from tasks.launch import launch
 from tasks.project import Project
-
-LIBRARIES = ("torch", "transformers", "peft", "datasets", "prefect", "mlflow")
 
 
 def import_prompts(store: Store, prompts: list[Prompt]) -> ArtifactRef:
@@ -55,22 +51,23 @@ def open_round(project: Project, number: int, settings: Settings, seed: int, sou
     held = known.settings if known else resolved
     flow_run_id = str(flow_run.id or "")
     champion = project.ledger.champion()
+    settings_yaml = yaml.safe_dump(held, sort_keys=False)
+    around = environment(project.execution.device)
     tags = {
         "prefect.flow_run_id": flow_run_id,
         "prefect.flow_run_url": str(flow_run.ui_url or ""),
         "rlhf.champion": champion.digest,
         "rlhf.prompt_source": source.digest,
-        **{f"rlhf.version.{name}": version(name) for name in LIBRARIES},
-        "rlhf.device": project.execution.device,
-        "rlhf.python": platform.python_version(),
-        "rlhf.git_commit": git_commit(),
+        "rlhf.settings_sha256": hashlib.sha256(settings_yaml.encode()).hexdigest(),
+        **around.tags(),
     }
-    run_id = project.tracker.open_round(
-        number,
-        settings_yaml=yaml.safe_dump(held, sort_keys=False),
-        parameters=key_parameters(held),
-        tags=tags,
-    )
+    journal = project.journals.begin_round(number)
+    journal.tag(tags)
+    journal.parameters(key_parameters(held))
+    journal.write("settings.yaml", settings_yaml)
+    journal.write("environment.json", around.model_dump_json(indent=1))
+    journal.write("requirements.txt", "".join(f"{package}\n" for package in around.packages))
+    project.teller.settle()
     record = project.ledger.open_round(
         RoundRecord(
             round=number,
@@ -78,7 +75,7 @@ def open_round(project: Project, number: int, settings: Settings, seed: int, sou
             seed=seed,
             champion=champion,
             source=source,
-            mlflow_run_id=run_id,
+            mlflow_run_id=journal.run_id,
             prefect_flow_run_id=flow_run_id,
         )
     )
@@ -100,20 +97,8 @@ def key_parameters(settings: dict[str, Json]) -> dict[str, str]:
     return found
 
 
-def git_commit() -> str:
-    """The commit of the code that runs, marked where files differ from it; empty outside a repository."""
-    root = Path(__file__).parent
-    described = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip()
-
-
 def close_round(project: Project, number: int) -> None:
-    """Leave the MLflow run of a round that failed as FAILED; the next run of the round reopens it."""
-    record = project.ledger.round(number)
-    if record is not None:
-        close_run(project, record.mlflow_run_id, "FAILED")
+    """Leave the MLflow run of a round that did not come to its end as FAILED; the next command reopens it."""
+    if project.ledger.round(number) is not None:
+        project.journals.round(number).close("FAILED")
+        project.teller.settle()

@@ -5,21 +5,22 @@ outlives its process.
 """
 
 import functools
-import hashlib
 import json
 import math
 import re
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from tasks.journal import Closed, Fact, Measured, Opened, Parameters, Read, Reopened, Stored, Tagged, Wrote
 from tasks.mlflow_store import MlflowStore, reaching_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Run
 
+JOURNAL = "rlhf.journal"  # the tag by which the run of a journal is found
+TOLD = "rlhf.told"  # how many bytes of the journal the run tells
 METRICS_PER_BATCH = 1000
 ITEMS_PER_BATCH = 100
 PARAMETER_LENGTH = 6000
@@ -65,62 +66,53 @@ class Tracker:
             )
         return str(experiment.experiment_id)
 
-    def open_round(
-        self, round: int, *, settings_yaml: str, parameters: Mapping[str, str], tags: Mapping[str, str]
-    ) -> str:
-        """The id of a round's parent run, made or, after an interruption, found again and reopened.
+    def runs(self) -> dict[str, tuple[str, int]]:
+        """Of every run that tells a journal: the run's id, and how many bytes of the journal it tells."""
+        with reaching_mlflow("looking up runs"):
+            found: list[Run] = []
+            token: str | None = ""
+            while token is not None:
+                page = self.client.search_runs(
+                    [self.experiment_id], f"tags.`{JOURNAL}` != ''", max_results=1000, page_token=token
+                )
+                found += page
+                token = page.token
+        return {
+            run.data.tags[JOURNAL]: (str(run.info.run_id), int(run.data.tags.get(TOLD, 0))) for run in found
+        }
 
-        A parameter keeps the value it had first. The settings that hold now are the artifact `settings.yaml`,
-        and their sha256 is a tag.
+    def make_run(self, opened: Opened, parent_run_id: str | None) -> str:
+        """The id of a new run that began when its journal says."""
+        tags = {**opened.tags, JOURNAL: opened.id}
+        if parent_run_id is not None:
+            tags["mlflow.parentRunId"] = parent_run_id
+        with reaching_mlflow(f"opening {opened.name}"):
+            run = self.client.create_run(self.experiment_id, opened.t, tags, run_name=opened.name)
+        return str(run.info.run_id)
+
+    def send(self, run_id: str, facts: Iterable[tuple[Fact, int]], told: int) -> tuple[int, int]:
+        """Tells a run the facts of its journal; gives their number and how far it is told now, kept in a tag.
+
+        A fact brings its own time, so that telling it again stores nothing new: after an error the caller
+        begins again where the tag says.
         """
-        own = {"rlhf.kind": "round", "rlhf.round": str(round)}
-        with reaching_mlflow(f"opening round {round}"):
-            condition = f"tags.`rlhf.kind` = 'round' and tags.`rlhf.round` = '{round}'"
-            found = self.client.search_runs([self.experiment_id], condition, max_results=1)
-            if found:
-                run_id, known = str(found[0].info.run_id), found[0].data.params
-                self.client.update_run(run_id, status="RUNNING")
-            else:
-                run_id, known = self._create_run(f"round-{round:04d}", own), {}
-            sha256 = hashlib.sha256(settings_yaml.encode()).hexdigest()
-            self.tag(run_id, {**tags, **own, "rlhf.owner": self.store.owner, "rlhf.settings_sha256": sha256})
-            self._log_parameters(run_id, {key: parameters[key] for key in parameters.keys() - known.keys()})
-            self.text(run_id, "settings.yaml", settings_yaml)
-        return run_id
-
-    def open_stage(self, parent_run_id: str, stage: str, *, key: str, tags: Mapping[str, str]) -> str:
-        """The id of a new child run, for a stage that is about to be executed."""
-        with reaching_mlflow(f"opening stage {stage}"):
-            parent = self.client.get_run(parent_run_id)
-            own = {
-                "mlflow.parentRunId": parent_run_id,
-                "rlhf.kind": "stage",
-                "rlhf.round": parent.data.tags["rlhf.round"],
-                "rlhf.stage": stage,
-                "rlhf.stage_key": key,
-            }
-            return self._create_run(stage, {**tags, **own})
-
-    def forward(self, run_id: str, spool: Path, offset: int = 0) -> int:
-        """Sends the spool's lines from byte `offset` on and gives the offset to go on from.
-
-        A last line without its newline waits. A line brings its own time, so that sending it again stores
-        nothing new: after an error the caller keeps its offset and calls again.
-        """
-        with reaching_mlflow("forwarding metrics"):
-            for points, end in _read_spool(spool, offset):
-                for start in range(0, len(points), METRICS_PER_BATCH):
-                    self.client.log_batch(run_id, metrics=points[start : start + METRICS_PER_BATCH])
-                offset = end
-        return offset
-
-    def log_summary(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Logs numbers at one step; a number that is there already is not stored again."""
-        with reaching_mlflow("logging a summary"):
-            for point in metric_points(metrics, step, int(time.time() * 1000)):
-                history = self.client.get_metric_history(run_id, point.key)
-                if (step, point.value) not in [(old.step, old.value) for old in history]:
-                    self.client.log_batch(run_id, metrics=[point])
+        points: list[Metric] = []
+        count = 0
+        with reaching_mlflow("telling a run"):
+            for fact, told in facts:
+                count += 1
+                if isinstance(fact, Measured):
+                    points += metric_points(fact.metrics, fact.step, fact.t)
+                else:
+                    self._tell(run_id, fact)
+                if len(points) >= METRICS_PER_BATCH:
+                    self._log_points(run_id, points)
+                    self.tag(run_id, {TOLD: str(told)})
+                    points = []
+            self._log_points(run_id, points)
+            if count:
+                self.tag(run_id, {TOLD: str(told)})
+        return count, told
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Sets tags on a run."""
@@ -131,52 +123,42 @@ class Tracker:
             for start in range(0, len(items), ITEMS_PER_BATCH):
                 self.client.log_batch(run_id, tags=items[start : start + ITEMS_PER_BATCH])
 
-    def artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """Copies a file, or what is in a folder, into the run's artifacts."""
-        with reaching_mlflow(f"storing {path.name}"):
-            log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-            log(run_id, str(path), folder)
+    def _tell(self, run_id: str, fact: Fact) -> None:
+        match fact:
+            case Reopened():
+                self.client.update_run(run_id, status="RUNNING")
+            case Tagged():
+                self.tag(run_id, fact.tags)
+            case Parameters():
+                self._log_parameters(run_id, fact.parameters)
+            case Wrote():
+                self.client.log_text(run_id, fact.text, fact.name)
+            case Stored():
+                path = self.store.folder.parent / fact.path
+                if path.is_dir():  # a report that was cleared away is no reason to tell nothing
+                    self.client.log_artifacts(run_id, str(path), fact.folder)
+            case Read():
+                self._log_dataset(run_id, fact)
+            case Closed():
+                self.client.set_terminated(run_id, fact.status, fact.t)
 
-    def text(self, run_id: str, name: str, text: str) -> None:
-        """Stores a text as the artifact `name` of a run."""
-        with reaching_mlflow(f"storing {name}"):
-            self.client.log_text(run_id, text, name)
+    def _log_points(self, run_id: str, points: Sequence["Metric"]) -> None:
+        for start in range(0, len(points), METRICS_PER_BATCH):
+            self.client.log_batch(run_id, metrics=points[start : start + METRICS_PER_BATCH])
 
-    def dataset(self, run_id: str, *, name: str, digest64: str, role: str, source: str, rows: int) -> None:
-        """Names a row set as an input of a run; MLflow has room for half the sha256, a tag for all."""
-        with reaching_mlflow(f"naming input {name}"):
-            from mlflow.entities import Dataset, DatasetInput, InputTag
+    def _log_dataset(self, run_id: str, read: Read) -> None:
+        """Names a row set as an input; MLflow has room for half the sha256, a tag for all."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
 
-            dataset = Dataset(
-                name=name,
-                digest=digest64[:32],
-                source_type="local",
-                source=json.dumps({"uri": source}),
-                profile=json.dumps({"num_rows": rows}),
-            )
-            tags = [InputTag("mlflow.data.context", role), InputTag("rlhf.dataset.sha256", digest64)]
-            self.client.log_inputs(run_id, [DatasetInput(dataset, tags)])
-
-    def close(self, run_id: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        """Ends a run."""
-        with reaching_mlflow("closing a run"):
-            self.client.set_terminated(run_id, status)
-
-    def repair(self) -> list[str]:
-        """Ends as KILLED the runs whose process is gone without having closed them; gives their ids."""
-        client, experiment_id = self.client, self.experiment_id
-        with reaching_mlflow("repairing"), self.store.lock():
-            condition = f"attributes.status = 'RUNNING' and tags.`rlhf.project` = '{self.project}'"
-            running = client.search_runs([experiment_id], condition, max_results=10000)
-            left = [run.info.run_id for run in running if not self.store.lives(run.data.tags["rlhf.owner"])]
-            for run_id in left:
-                client.set_terminated(run_id, "KILLED")
-            self.store.forget_dead_owners()
-        return left
-
-    def _create_run(self, name: str, tags: Mapping[str, str]) -> str:
-        owned = {**tags, "rlhf.project": self.project, "rlhf.owner": self.store.owner}
-        return str(self.client.create_run(self.experiment_id, run_name=name, tags=owned).info.run_id)
+        dataset = Dataset(
+            name=read.role,
+            digest=read.digest[:32],
+            source_type="local",
+            source=json.dumps({"uri": f"{read.kind}:{read.digest}"}),
+            profile=json.dumps({"num_rows": read.rows}),
+        )
+        tags = [InputTag("mlflow.data.context", read.role), InputTag("rlhf.dataset.sha256", read.digest)]
+        self.client.log_inputs(run_id, [DatasetInput(dataset, tags)])
 
     def _log_parameters(self, run_id: str, parameters: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -199,26 +181,6 @@ def metric_points(metrics: Mapping[str, float], step: int, milliseconds: int) ->
         else Metric(f"{name}_nonfinite", 1.0, milliseconds, step)
         for name, value in metrics.items()
     ]
-
-
-def _read_spool(spool: Path, offset: int) -> Iterator[tuple[list["Metric"], int]]:
-    """Groups of points, each with the offset behind its last line."""
-    if not spool.exists():
-        return
-    with spool.open("rb") as lines:
-        lines.seek(offset)
-        points: list[Metric] = []
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            record = json.loads(line)
-            points += metric_points(record["metrics"], record["step"], record["t"])
-            offset += len(line)
-            if len(points) >= METRICS_PER_BATCH:
-                yield points, offset
-                points = []
-        if points:
-            yield points, offset
 
 
 def _fitting(value: str) -> str:

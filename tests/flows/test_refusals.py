@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.console import ConsoleDisplay
-from flows.loop import _alone
+from flows.loop import alone
 
 RUN_FILE = Path(__file__).parents[2] / "infra" / "runs" / "tiny-cpu.yaml"
 
@@ -93,7 +93,7 @@ def test_a_second_run_that_may_wait_goes_on_when_the_first_has_ended(tmp_path: P
     entered = threading.Event()
 
     def enter() -> None:
-        with _alone(tmp_path, "tiny", display, wait=True):
+        with alone(tmp_path, "tiny", display, wait=True):
             entered.set()
 
     waiting = threading.Thread(target=enter)

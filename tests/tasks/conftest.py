@@ -1,6 +1,7 @@
 """One MLflow database for all tests of this folder, as it takes seconds to make; each test is a project."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,13 +11,29 @@ from rlhf_core.artifacts import ArtifactRef
 from rlhf_core.ledger import ProjectRecord, RoundRecord
 from rlhf_core.settings import Execution
 from tasks.context import Round
+from tasks.mlflow_store import MlflowStore
 from tasks.project import Project
 from tasks.tracking import Tracker
 
 
 @pytest.fixture(scope="session")
-def mlflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("a home, with #ümlaut")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database before any project."""
+    home = tmp_path_factory.mktemp("template")
+    _ = MlflowStore(home).client
+    return home / "mlflow" / "mlflow.db"
+
+
+def home_with(database: Path, home: Path) -> Path:
+    """A home with a copy of this database."""
+    (home / "mlflow").mkdir(parents=True)
+    shutil.copy(database, home / "mlflow" / "mlflow.db")
+    return home
+
+
+@pytest.fixture(scope="session")
+def mlflow_home(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    return home_with(empty_database, tmp_path_factory.mktemp("homes") / "a home, with #ümlaut")
 
 
 @pytest.fixture
@@ -44,9 +61,24 @@ class Told:
 
 
 @pytest.fixture
-def project(mlflow_home: Path, request: pytest.FixtureRequest) -> Project:
+def project(mlflow_home: Path, request: pytest.FixtureRequest) -> Iterator[Project]:
     """A project whose trunk and first policy are files made by hand."""
-    project = Project(mlflow_home, request.node.name[:60], Execution(device="cpu"), Told())
+    project = project_in(mlflow_home, request.node.name[:60])
+    yield project
+    project.teller.stop()
+
+
+@pytest.fixture
+def lone_project(empty_database: Path, tmp_path: Path) -> Iterator[Project]:
+    """A project in a home of its own, whose MLflow a test may break."""
+    project = project_in(home_with(empty_database, tmp_path / "home"), "demo")
+    yield project
+    project.teller.stop()
+
+
+def project_in(home: Path, name: str) -> Project:
+    """A new project whose trunk and first policy are files made by hand."""
+    project = Project(home, name, Execution(device="cpu"), Told())
     project.ledger.open_project(
         ProjectRecord(
             name=project.name,
@@ -65,23 +97,25 @@ def files(project: Project, kind: str, content: str) -> ArtifactRef:
         return project.store.commit(folder, kind, f"key of {content}")
 
 
+def round_of(project: Project, number: int) -> Round:
+    """A round opened on the champion."""
+    journal = project.journals.begin_round(number)
+    project.teller.settle()
+    record = project.ledger.open_round(
+        RoundRecord(
+            round=number,
+            settings={},
+            seed=5,
+            champion=project.ledger.champion(),
+            source=files(project, "prompt_source", "prompts"),
+            mlflow_run_id=journal.run_id,
+            prefect_flow_run_id="",
+        )
+    )
+    return Round(project, record)
+
+
 @pytest.fixture
 def open_round(project: Project) -> Callable[[int], Round]:
     """Opens a round on the champion."""
-
-    def open(number: int) -> Round:
-        run_id = project.tracker.open_round(number, settings_yaml="", parameters={}, tags={})
-        record = project.ledger.open_round(
-            RoundRecord(
-                round=number,
-                settings={},
-                seed=5,
-                champion=project.ledger.champion(),
-                source=files(project, "prompt_source", "prompts"),
-                mlflow_run_id=run_id,
-                prefect_flow_run_id="",
-            )
-        )
-        return Round(project, record)
-
-    return open
+    return lambda number: round_of(project, number)

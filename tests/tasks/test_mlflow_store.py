@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.mlflow_store import MlflowStore
-from tasks.tracking import Tracker
+from tasks.project import Project
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,10 +21,12 @@ Tracker(Path(sys.argv[1]), "demo").open()
 OPEN_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from tasks.tracking import Tracker
-tracker = Tracker(Path(sys.argv[1]), sys.argv[2])
-parent = tracker.open_round(1, settings_yaml="", parameters={}, tags={})
-tracker.open_stage(parent, "rollouts", key="k", tags={})
+from rlhf_core.settings import Execution
+from tasks.project import Project
+project = Project(Path(sys.argv[1]), sys.argv[2], Execution(), None)
+project.journals.begin_round(1)
+project.journals.attempt(1, "rollouts", {})
+project.teller.tell()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -52,30 +54,27 @@ def test_processes_that_open_a_new_home_at_once_find_one_whole_database(tmp_path
         assert database.execute("pragma integrity_check").fetchall() == [("ok",)]
         assert database.execute("select name from experiments").fetchall() == [("Default",), ("demo",)]
     database.close()
-    # Nobody has written there yet, so nobody can have left anything.
-    assert Tracker(tmp_path, "demo").repair() == []
 
 
-def test_runs_of_a_killed_process_are_closed_and_its_round_goes_on(tracker: Tracker, tmp_path: Path) -> None:
-    tracker.open()
-    process = python(OPEN_AND_DIE, str(tracker.store.folder.parent), tracker.project, folder=tmp_path)
+def test_runs_of_a_killed_process_are_closed_and_its_round_goes_on(project: Project, tmp_path: Path) -> None:
+    tracker = project.tracker
+    process = python(OPEN_AND_DIE, str(project.home), project.name, folder=tmp_path)
     out, err = process.communicate()
     assert (process.returncode, out, err) == (-9, b"", b"")
     assert list(tmp_path.iterdir()) == []
     left = tracker.client.search_runs([tracker.experiment_id])
     assert {run.info.status for run in left} == {"RUNNING"}
-    parent = next(run.info.run_id for run in left if run.data.tags["rlhf.kind"] == "round")
-    own = tracker.open_round(2, settings_yaml="", parameters={}, tags={})
 
-    assert set(tracker.repair()) == {run.info.run_id for run in left}
+    assert project.begin_telling() == ["round-0001", "rollouts"]
 
-    assert {tracker.client.get_run(run.info.run_id).info.status for run in left} == {"KILLED"}
-    assert tracker.client.get_run(own).info.status == "RUNNING"
-    assert tracker.repair() == []
-    assert [path.name for path in (tracker.store.folder / "owners").iterdir()].count(tracker.store.owner) == 1
-    assert tracker.open_round(1, settings_yaml="", parameters={}, tags={}) == parent
-    assert tracker.client.get_run(parent).info.status == "RUNNING"
-    assert tracker.repair() == []
+    ended = [tracker.client.get_run(run.info.run_id).info for run in left]
+    assert {run.status for run in ended} == {"KILLED"}
+    # The last sign of life of either is its beginning.
+    assert all(run.end_time == run.start_time for run in ended)
+    assert project.begin_telling() == []
+    journal = project.journals.begin_round(1)
+    assert project.teller.settle()
+    assert tracker.client.get_run(journal.run_id).info.status == "RUNNING"
 
 
 def test_a_home_whose_path_no_database_address_can_hold_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.journal import Opened
 from tasks.mlflow_store import TrackingUnavailable
 from tasks.registry import Registry
 from tasks.tracking import Tracker
@@ -24,7 +25,7 @@ def register(tracker: Tracker, folder: Path, round: int = 1, digest: str = DIGES
     return Registry(tracker).register(
         "policy",
         folder,
-        run_id=tracker.open_round(round, settings_yaml="", parameters={}, tags={}),
+        run_id=tracker.make_run(Opened(t=1, id=f"j{round}", name=f"round-{round:04d}", tags={}), None),
         tags={"rlhf.digest": digest, "rlhf.round": str(round), "rlhf.outcome": "rejected"},
         description="Round 1.",
         metrics=metrics,
