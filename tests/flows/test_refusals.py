@@ -59,7 +59,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused_before_a_round_is_o
         {"id": "long", "text": "x" * 113}
     ]
     prompts.write_text("\n".join(map(json.dumps, rows)))
-    override = f"prompt_source={{type: jsonl, path: {prompts}}}"
+    override = f"prompt_source={{type: file, path: {prompts}}}"
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "run", str(RUN_FILE), "--set", override, "--home", str(home)],
         capture_output=True,
