@@ -14,7 +14,7 @@ from flows.settings import RunSettings
 from rlhf_core.ledger import Ledger
 from rlhf_core.records import Prompt
 from rlhf_core.settings import Execution, InvalidSettings, Json
-from rlhf_core.sources import read_prompts
+from rlhf_core.sources import prompts
 from rlhf_core.stages.bootstrap import Bootstrap, resolve
 from rlhf_core.stages.prompts import split
 from tasks.home import check_format, check_writable, open_home, saying_what_the_disk_did
@@ -38,7 +38,6 @@ class Plan:
     """Without `auto`."""
     execution: Execution
     """Without `auto`."""
-    prompts: list[Prompt]
     fingerprint: str
     rounds: int
     """Rounds the project shall have had."""
@@ -57,8 +56,7 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
         )
     check_format(home)
     check_writable(home)
-    prompts = read_prompts(settings.prompt_source)
-    split(prompts, settings.prompts)
+    split([prompt.id for prompt in prompts(settings.prompt_source)], settings.prompts)
     fingerprint = settings.bootstrap.base.fingerprint()
     bootstrap, execution = resolve(settings.bootstrap, settings.execution)
     ledger = Ledger(home / "projects", settings.project)
@@ -70,7 +68,7 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
                 "mean nothing on this one. Use the `bootstrap` it was opened with, or name a new project."
             )
     wanted = decided(ledger) + more if more is not None else (1 if rounds is None else rounds)
-    return Plan(settings, bootstrap, execution, prompts, fingerprint, wanted)
+    return Plan(settings, bootstrap, execution, fingerprint, wanted)
 
 
 def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> dict[str, Json]:
@@ -98,7 +96,6 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
             with prefect_server(home, meanwhile=_slow_imports) as url:
                 display.say(f"Prefect: {url.removesuffix('/api')}")
                 project = _opened(plan, home, display)
-                _check_prompts(plan, project)
                 _play(plan, project, display)
             return summary(home, name, executed=frozenset(project.executed))
 
@@ -142,9 +139,9 @@ def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
     return project
 
 
-def _check_prompts(plan: Plan, project: "Project") -> None:
-    """Refuse prompts that are too long for the base model, or that it has no template for."""
-    from rlhf_core.generation import check_lengths
+def _fitting_prompts(plan: Plan, project: "Project") -> Iterator[Prompt]:
+    """The prompts; refused where one is too long for the base model, or where it has no template for it."""
+    from rlhf_core.generation import fitting
     from rlhf_core.models import load_codec
 
     settings = plan.settings
@@ -155,8 +152,10 @@ def _check_prompts(plan: Plan, project: "Project") -> None:
     )
     trunk = project.store.open(project.ledger.project().inputs["trunk"])
     try:
-        check_lengths(
-            load_codec(trunk / "model"), plan.prompts, max(sampling.max_new_tokens for sampling in samplings)
+        yield from fitting(
+            load_codec(trunk / "model"),
+            prompts(settings.prompt_source),
+            max(sampling.max_new_tokens for sampling in samplings),
         )
     except ValueError as error:
         raise Refused(f"prompt_source: {error}") from error
@@ -166,7 +165,7 @@ def _play(plan: Plan, project: "Project", display: ConsoleDisplay) -> None:
     from flows.round import round_flow
     from tasks.opening import close_round, import_prompts
 
-    source = import_prompts(project.store, plan.prompts)
+    source = import_prompts(project.store, _fitting_prompts(plan, project))
     one_round = round_flow(project)
     while (number := project.ledger.open_round_number()) or decided(project.ledger) < plan.rounds:
         number = number or len(project.ledger.rounds()) + 1

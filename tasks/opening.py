@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -19,8 +20,8 @@ from tasks.launch import launch
 from tasks.project import Project
 
 
-def import_prompts(store: Store, prompts: list[Prompt]) -> ArtifactRef:
-    """The prompt source as an artifact: a changed file is another source."""
+def import_prompts(store: Store, prompts: Iterable[Prompt]) -> ArtifactRef:
+    """The prompt source as an artifact, read as it is written: a changed file is another source."""
     with store.writing() as folder:
         write_rows(prompts, folder / "prompts.parquet")
         return store.commit(folder, "prompt_source", "imported")

@@ -1,7 +1,8 @@
 """The door to sampling: token ids in, token ids out. Knows nothing of rewards or rounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from pydantic import Field
@@ -10,6 +11,8 @@ from rlhf_core.models import TextCodec
 from rlhf_core.records import Completion, Prompt, StopReason
 from rlhf_core.settings import Settings
 from rlhf_core.trunk import Trunk
+
+PROMPTS_AT_ONCE = 1000
 
 
 class Sampling(Settings):
@@ -67,6 +70,14 @@ def check_lengths(codec: TextCodec, prompts: Sequence[Prompt], max_new_tokens: i
             f"{codec.context_length}: {', '.join(long[:5])}. Shorten them or lower max_new_tokens."
         )
     return encoded
+
+
+def fitting(codec: TextCodec, prompts: Iterable[Prompt], max_new_tokens: int) -> Iterator[Prompt]:
+    """The prompts, one after the other; raises at the first few that leave no room for a response."""
+    coming = iter(prompts)
+    while some := list(islice(coming, PROMPTS_AT_ONCE)):
+        check_lengths(codec, some, max_new_tokens)
+        yield from some
 
 
 def complete(

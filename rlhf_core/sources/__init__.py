@@ -11,7 +11,7 @@ from rlhf_core.sources.reading import (
     prompts,
     read_prompts,
 )
-from rlhf_core.sources.rowsets import count_rows, read_rows, write_rows
+from rlhf_core.sources.rowsets import count_rows, read_column, read_rows, write_rows
 
 __all__ = [
     "FileSource",
@@ -28,6 +28,7 @@ __all__ = [
     "kind_of",
     "preferences",
     "prompts",
+    "read_column",
     "read_prompts",
     "read_rows",
     "write_rows",

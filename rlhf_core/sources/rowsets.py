@@ -1,9 +1,10 @@
-"""The Parquet files that row sets are kept in: written by `datasets`, read by pyarrow.
+"""The Parquet files that row sets are kept in, written and read in groups: no set need fit into memory.
 
-What `datasets` writes carries its features for whoever loads it; pyarrow reads without a cache on disk.
+They carry the features of `datasets` for whoever loads them with it; pyarrow reads without a cache on disk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TypeVar, Union, get_args, get_origin
@@ -17,23 +18,30 @@ from rlhf_core.sources.mistakes import InvalidSource
 
 # The order decides: a bool is an int.
 SCALARS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+ROWS_PER_GROUP = 10_000
 
 RowType = TypeVar("RowType", bound=Settings)
 
 
-def write_rows(rows: Sequence[Settings], path: Path) -> None:
+def write_rows(rows: Iterable[Settings], path: Path) -> None:
     """Write rows of one model as Parquet: its fields are the columns, equal rows are equal bytes."""
-    models = {type(row) for row in rows}
-    if len(models) != 1:
-        raise ValueError(
-            f"{path.name}: rows of {sorted(model.__name__ for model in models) or 'nothing'}: "
-            "the columns are those of one model, so there must be a row, and no other model's."
-        )
-    from datasets import Dataset, disable_progress_bars  # type: ignore[import-untyped]
+    coming = iter(rows)
+    first = next(coming, None)
+    if first is None:
+        raise ValueError(f"{path.name}: rows of nothing: the columns are those of the rows' model.")
+    from datasets import Features  # type: ignore[import-untyped]
 
-    disable_progress_bars()
-    table = pa.Table.from_pylist([row.to_json() for row in rows], schema=_schema(models.pop()))
-    Dataset(table).to_parquet(path)
+    schema = Features.from_arrow_schema(_schema(type(first))).arrow_schema
+    coming = chain([first], coming)
+    with pq.ParquetWriter(path, schema) as writer:
+        while group := list(islice(coming, ROWS_PER_GROUP)):
+            models = {type(first), *map(type, group)}
+            if len(models) > 1:
+                raise ValueError(
+                    f"{path.name}: rows of {sorted(model.__name__ for model in models)}: "
+                    "the columns are those of one model."
+                )
+            writer.write_table(pa.Table.from_pylist([row.to_json() for row in group], schema=schema))
 
 
 def count_rows(path: Path) -> int:
@@ -41,9 +49,29 @@ def count_rows(path: Path) -> int:
     return int(pq.read_metadata(path).num_rows)
 
 
-def read_rows(path: Path, model: type[RowType]) -> list[RowType]:
-    """The rows of a Parquet file, validated into `model`."""
-    rows = pq.ParquetFile(path).read().to_pylist()
+def read_column(path: Path, name: str) -> list[str]:
+    """One column of a Parquet file, of texts."""
+    return [str(value) for value in pq.ParquetFile(path).read([name]).column(0).to_pylist()]
+
+
+def read_rows(path: Path, model: type[RowType], places: Sequence[int] | None = None) -> list[RowType]:
+    """The rows of a Parquet file, validated into `model`: all, or those at `places` in that order."""
+    file = pq.ParquetFile(path)
+    if places is None:
+        return _validated(file.read().to_pylist(), model, path)
+    taken: dict[int, object] = {}
+    wanted, start = sorted(set(places)), 0
+    for group in range(file.num_row_groups):
+        end = start + file.metadata.row_group(group).num_rows
+        inside = [place for place in wanted if start <= place < end]
+        if inside:
+            table = file.read_row_group(group).take([place - start for place in inside])
+            taken.update(zip(inside, table.to_pylist(), strict=True))
+        start = end
+    return _validated([taken[place] for place in places], model, path)
+
+
+def _validated(rows: list[object], model: type[RowType], path: Path) -> list[RowType]:
     try:
         return TypeAdapter(list[model]).validate_python(rows)  # type: ignore[valid-type]
     except ValidationError as error:

@@ -4,6 +4,7 @@ A prompt's pool is a function of its id alone, so it stays where it is for the l
 labels were given on never becomes what is measured on.
 """
 
+from collections.abc import Sequence
 from random import Random
 
 from pydantic import Field
@@ -11,7 +12,7 @@ from pydantic import Field
 from rlhf_core.artifacts import derive_seed
 from rlhf_core.records import Prompt
 from rlhf_core.settings import Settings
-from rlhf_core.sources import read_rows, write_rows
+from rlhf_core.sources import read_column, read_rows, write_rows
 from rlhf_core.stages.context import StageContext
 
 NAME, VERSION = "prompts", 1
@@ -41,15 +42,18 @@ def pool_of(prompt_id: str, settings: PromptDraw) -> str:
     return "held_out" if place < settings.labelling_share + settings.held_out_share else "policy"
 
 
-def split(prompts: list[Prompt], settings: PromptDraw) -> dict[str, list[Prompt]]:
-    """The three pools, in an order that depends on the ids alone; an empty or too small pool is refused."""
-    pools: dict[str, list[Prompt]] = {pool: [] for pool in POOLS}
-    for prompt in sorted(prompts, key=lambda p: (derive_seed("order", p.id), p.id)):
-        pools[pool_of(prompt.id, settings)].append(prompt)
+def split(ids: Sequence[str], settings: PromptDraw) -> dict[str, list[int]]:
+    """Where the prompts of the three pools stand in a source, in an order that depends on the ids alone.
+
+    An empty or too small pool is refused.
+    """
+    pools: dict[str, list[int]] = {pool: [] for pool in POOLS}
+    for place in sorted(range(len(ids)), key=lambda i: (derive_seed("order", ids[i]), ids[i])):
+        pools[pool_of(ids[place], settings)].append(place)
     for pool, wanted in (("labelling", settings.labelling), ("held_out", settings.held_out), ("policy", 1)):
         if len(pools[pool]) < wanted:
             raise ValueError(
-                f"the {pool} pool has {len(pools[pool])} of the source's {len(prompts)} prompts, and a round "
+                f"the {pool} pool has {len(pools[pool])} of the source's {len(ids)} prompts, and a round "
                 f"wants {wanted}: give more prompts, ask for fewer, or change the pools' shares."
             )
     return pools
@@ -58,14 +62,15 @@ def split(prompts: list[Prompt], settings: PromptDraw) -> dict[str, list[Prompt]
 def run(context: StageContext) -> None:
     """Write the round's draw of each pool."""
     settings = context.settings(PromptDraw)
-    pools = split(read_rows(context.input("source") / "prompts.parquet", Prompt), settings)
+    source = context.input("source") / "prompts.parquet"
+    pools = split(read_column(source, "id"), settings)
     draws = Random(derive_seed(context.seed, "draw"))
     drawn = {
         "labelling": draws.sample(pools["labelling"], settings.labelling),
         "policy": pools["policy"][: settings.policy],
         "held_out": pools["held_out"][: settings.held_out],
     }
-    for pool, prompts in drawn.items():
+    for pool, places in drawn.items():
         with context.output(f"{pool}_prompts", "prompts") as folder:
-            write_rows(prompts, folder / "prompts.parquet")
-    context.summary({f"prompts/{pool}": float(len(prompts)) for pool, prompts in drawn.items()})
+            write_rows(read_rows(source, Prompt, places), folder / "prompts.parquet")
+    context.summary({f"prompts/{pool}": float(len(places)) for pool, places in drawn.items()})

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from rlhf_core.records import (
     compare,
 )
 from rlhf_core.settings import Settings
-from rlhf_core.sources import InvalidSource, read_rows, write_rows
+from rlhf_core.sources import InvalidSource, read_column, read_rows, rowsets, write_rows
 
 
 def completion(number: int, response_ids: tuple[int, ...] = (7, 8)) -> Completion:
@@ -72,6 +73,40 @@ def test_equal_rows_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
     write_rows(rows, tmp_path / "one.parquet")
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "two.parquet")], check=True)
     assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
+
+
+def test_rows_are_written_and_taken_across_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowsets, "ROWS_PER_GROUP", 3)
+    rows = [Prompt(id=str(i), text="x") for i in range(8)]
+    write_rows(iter(rows), tmp_path / "rows")
+    assert pq.read_metadata(tmp_path / "rows").num_row_groups == 3
+    assert read_rows(tmp_path / "rows", Prompt) == rows
+    assert read_column(tmp_path / "rows", "id") == [row.id for row in rows]
+    places = [7, 0, 3, 2, 7]
+    assert read_rows(tmp_path / "rows", Prompt, places) == [rows[place] for place in places]
+    assert read_rows(tmp_path / "rows", Prompt, []) == []
+
+
+def test_rows_are_taken_from_their_source_only_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rowsets, "ROWS_PER_GROUP", 10)
+    most_alive, alive = 0, 0
+
+    class Counted(Prompt):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def rows() -> Iterator[Prompt]:
+        nonlocal most_alive, alive
+        for number in range(200):
+            alive += 1
+            most_alive = max(most_alive, alive)
+            yield Counted(id=str(number), text="x")
+
+    write_rows(rows(), tmp_path / "rows")
+    assert most_alive <= 22  # one group being written, the next being read
 
 
 def test_a_columns_type_comes_from_the_model_and_not_from_its_values(tmp_path: Path) -> None:

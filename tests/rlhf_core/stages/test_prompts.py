@@ -16,8 +16,9 @@ PROMPTS = [Prompt(id=f"p{n}", text=f"The number {n} is") for n in range(200)]
 DRAW = PromptDraw(labelling=20, policy=10, held_out=15)
 
 
-def ids(pools: dict[str, list[Prompt]]) -> dict[str, list[str]]:
-    return {pool: [prompt.id for prompt in prompts] for pool, prompts in pools.items()}
+def ids(prompts: list[Prompt]) -> dict[str, list[str]]:
+    pools = split([prompt.id for prompt in prompts], DRAW)
+    return {pool: [prompts[place].id for place in places] for pool, places in pools.items()}
 
 
 def drawn(tmp_path: Path, seed: int) -> dict[str, list[str]]:
@@ -31,7 +32,7 @@ def drawn(tmp_path: Path, seed: int) -> dict[str, list[str]]:
 
 
 def test_each_prompt_is_in_one_pool() -> None:
-    pools = ids(split(PROMPTS, DRAW))
+    pools = ids(PROMPTS)
     assert sorted(name for pool in pools.values() for name in pool) == sorted(p.id for p in PROMPTS)
     assert list(pools) == list(POOLS)
     # Binomial with n = 200: shares 0.4, 0.3 and 0.3 within four standard deviations, below 0.035 each.
@@ -43,7 +44,7 @@ def test_each_prompt_is_in_one_pool() -> None:
 def test_more_prompts_move_none_and_their_order_is_nothing(num_more: int, random: Random) -> None:
     more = [Prompt(id=f"q{n}", text="And") for n in range(num_more)] + PROMPTS
     random.shuffle(more)
-    found, before = ids(split(more, DRAW)), ids(split(PROMPTS, DRAW))
+    found, before = ids(more), ids(PROMPTS)
     assert {pool: [name for name in names if name[0] == "p"] for pool, names in found.items()} == before
 
 
@@ -86,4 +87,4 @@ def test_every_round_measures_on_the_same_prompts_and_labels_others(tmp_path: Pa
 )
 def test_a_pool_that_is_too_small_is_refused_with_its_numbers(draw: PromptDraw, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        split(PROMPTS, draw)
+        split([prompt.id for prompt in PROMPTS], draw)
