@@ -7,16 +7,30 @@ from rlhf_core.tensors import last_true, zero_masked
 
 
 @torch.no_grad()
-def token_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, kl_coef: float) -> Tensor:
-    """Gives the rewards [B, T]: the KL penalty at every token, plus the score [B] at the last one.
+def token_scores(scores: Tensor, per_token: Tensor | None, response_mask: Tensor) -> Tensor:
+    """Gives where scores [B] are earned [B, T]: at each token what `per_token` says, at the last the rest.
 
-    r_t = -kl_coef * kl_t + [t is the last response token] * score
-    The last token is the last True place of `response_mask`: the EOS, or where the length cap fell.
+    s_t = per_token_t + [t is the last response token] * (score - sum of per_token), so that they sum to the
+    score. Without `per_token` [B, T] the whole score is earned at the last token, the last True place of
+    `response_mask`: the EOS, or where the length cap fell.
     """
-    rewards = zero_masked(-kl_coef * kl, response_mask)
-    rows = torch.arange(len(rewards), device=rewards.device)
-    rewards[rows, last_true(response_mask)] += scores.float()
-    return rewards
+    earned = (
+        zero_masked(per_token, response_mask)
+        if per_token is not None
+        else torch.zeros(response_mask.shape, device=response_mask.device)
+    )
+    rows = torch.arange(len(earned), device=earned.device)
+    earned[rows, last_true(response_mask)] += scores.float() - earned.sum(-1)
+    return earned
+
+
+@torch.no_grad()
+def token_rewards(earned: Tensor, kl: Tensor, response_mask: Tensor, kl_coef: float) -> Tensor:
+    """Gives the rewards [B, T]: what each token earned [B, T] less what its KL costs.
+
+    r_t = s_t - kl_coef * kl_t
+    """
+    return zero_masked(earned - kl_coef * kl, response_mask)
 
 
 @torch.no_grad()

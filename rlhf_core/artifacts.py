@@ -108,7 +108,7 @@ class Store:
             raise ArtifactError(f"{kind} to commit: it needs files, none of them called {MANIFEST}")
         manifest = canonical({"kind": kind, "schema": SCHEMA, "files": files})
         (folder / MANIFEST).write_bytes(manifest)
-        _sync_tree(folder)
+        sync_tree(folder)
         ref = ArtifactRef(kind=kind, digest=sha256(manifest), key=key)
         target = self._object(ref.digest)
         try:
@@ -235,6 +235,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """What was written in a folder is on the disk when this returns."""
     for path in [*folder.rglob("*"), folder]:
         _sync(path)

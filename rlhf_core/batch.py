@@ -117,6 +117,8 @@ class RolloutBatch(TextBatch):
     """[B, T] of the reference."""
     scores: Tensor | None = None
     """[B] of the reward source, for the whole completion."""
+    token_scores: Tensor | None = None
+    """[B, T] where the scores are earned, clipped and less their penalties."""
     kl: Tensor | None = None
     """[B, T] estimate per token."""
     rewards: Tensor | None = None

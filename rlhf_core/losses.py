@@ -20,6 +20,7 @@ def ppo_policy_loss(
     response_mask: Tensor,
     clip_range: float,
     denom: float | Tensor,
+    dual_clip: float | None = None,
     max_log_ratio: float = 20.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Gives PPO's clipped surrogate, to be minimised (Schulman et al., 2017).
@@ -28,16 +29,26 @@ def ppo_policy_loss(
     ratio = exp(new_logprobs - logprobs). Beyond `max_log_ratio` the ratio is held and gives no gradient, so
     that one absurd token cannot overflow the batch. All tensors [B, T].
 
-    Diagnostics: `clipfrac`, tokens whose clipped term is the larger; `approxkl` of the update; `ratio`.
+    `dual_clip` c > 1 bounds what a token of negative advantage can cost by -c * A: without it the loss of a
+    token that became far likelier has no bound (Ye et al., 2020, eq. 5).
+
+    Diagnostics: `clipfrac`, tokens whose clipped term is the larger; `approxkl` of the update; `ratio`; with
+    `dual_clip`, `dual_clipfrac`, tokens that it bounds.
     """
     log_ratio = zero_masked(new_logprobs - logprobs, response_mask).clamp(-max_log_ratio, max_log_ratio)
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)
-    loss = masked_sum(torch.maximum(unclipped, clipped), response_mask) / denom
+    losses = torch.maximum(unclipped, clipped)
+    diagnostics = {"clipfrac": masked_sum(clipped > unclipped, response_mask)}
+    if dual_clip is not None:
+        bound = -dual_clip * advantages
+        bounded = (advantages < 0) & (losses > bound)
+        losses = torch.where(bounded, bound, losses)
+        diagnostics["dual_clipfrac"] = masked_sum(bounded, response_mask)
     approxkl = kl_per_token(logprobs, new_logprobs, response_mask, KLEstimator.K3)
-    return loss, {
-        "clipfrac": masked_sum(clipped > unclipped, response_mask),
+    return masked_sum(losses, response_mask) / denom, {
+        **diagnostics,
         "approxkl": approxkl.sum().detach(),
         "ratio": masked_sum(ratio, response_mask).detach(),
         "count": response_mask.sum(),

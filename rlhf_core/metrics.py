@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from rlhf_core.settings import Settings
+
 Z95 = 1.959963984540054
 
 
@@ -119,21 +121,49 @@ class MetricSink(Protocol):
         """Say that something looks wrong without being an error."""
 
 
+class SpoolEnds(Settings):
+    """How long the files of a spool are, in bytes."""
+
+    metrics: int = 0
+    progress: int = 0
+
+
 class Spool:
     """A sink that appends to `metrics.jsonl` and `progress.jsonl` of a work folder, a line at a time.
 
     A line keeps its own timestamp, so that what reads the file can be replayed and gives every point once.
-    What a killed writer left of a last line is cut off, so that the next line starts on its own.
+    What a killed writer left of a last line is cut off, so that the next line starts on its own; with `ends`,
+    all that was written after them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ends: SpoolEnds | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.metrics_path = folder / "metrics.jsonl"
         self.progress_path = folder / "progress.jsonl"
-        self.alarms: list[str] = []
         for path in (self.metrics_path, self.progress_path):
             if path.exists():
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        if ends is not None:
+            self._rewind(ends)
+        told = read_lines(self.progress_path)
+        self.alarms = [str(line["alarm"]) for line in told if "alarm" in line]
+
+    def ends(self) -> SpoolEnds:
+        """How much was written so far; all of it is on the disk when this returns."""
+        metrics, progress = (_synced_size(path) for path in (self.metrics_path, self.progress_path))
+        return SpoolEnds(metrics=metrics, progress=progress)
+
+    def _rewind(self, ends: SpoolEnds) -> None:
+        """Forget what came after `ends`; a file that is shorter than that is no file to go on with."""
+        for path, end in ((self.metrics_path, ends.metrics), (self.progress_path, ends.progress)):
+            length = path.stat().st_size if path.exists() else 0
+            if length < end:
+                raise ValueError(
+                    f"{path} has {length} bytes, and had {end} when the stage's last checkpoint was written: "
+                    f"its numbers cannot go on. Delete {path.parent / 'checkpoints'} to start the stage over."
+                )
+            if length:
+                os.truncate(path, end)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step."""
@@ -168,6 +198,14 @@ def timed(times: dict[str, float], name: str) -> Iterator[None]:
         yield
     finally:
         times[name] = times.get(name, 0.0) + time.perf_counter() - start
+
+
+def _synced_size(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
 
 
 def _append(path: Path, line: Mapping[str, object]) -> None:

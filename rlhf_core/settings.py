@@ -36,6 +36,8 @@ class Execution(Settings):
     """CPU threads of torch; 0 leaves torch's own choice."""
     tokens_per_micro_batch: int = Field(default=2048, ge=64)
     """Token budget of one forward pass; changes memory and speed, never a gradient by more than rounding."""
+    checkpoint_steps: int = Field(default=5, ge=0)
+    """Steps of a policy update between two checkpoints, from which a killed one goes on; 0 writes none."""
     tracking_seconds: float = Field(default=60.0, ge=0)
     """How long promotion waits for MLflow to know its round, before the round ends as `TrackingBehind`."""
 

@@ -89,15 +89,19 @@ class Trunk:
             self.heads[role] = ScalarHead(self.model.config.hidden_size, generator, head).to(self.device)
         self._activate(None)
 
-    def copy_role(self, source: str, target: str) -> None:
-        """`target` as a bit-equal copy of `source`, head included."""
-        head = self.heads[source].pooling if source in self.heads else None
+    def copy_role(self, source: str, target: str, *, head: Pooling | None = None) -> None:
+        """`target` as a bit-equal copy of `source`, head included; a fresh `head` where that has none."""
+        head = self.heads[source].pooling if source in self.heads else head
         self.add_role(target, self._lora[source], seed=0, head=head)
         with torch.no_grad():
             for name, parameter in self._adapter(target).items():
                 parameter.copy_(self._adapter(source)[name])
         if source in self.heads:
             self.heads[target].load_state_dict(self.heads[source].state_dict())
+
+    def add_head(self, role: str) -> None:
+        """A fresh head on a role that has none."""
+        self.heads[role] = ScalarHead(self.model.config.hidden_size, torch.Generator()).to(self.device)
 
     @contextmanager
     def role(self, role: str) -> Iterator[None]:

@@ -42,9 +42,11 @@ def update_policy(
     settings: PolicyUpdate,
 ) -> ArtifactRef:
     """The candidate."""
+    initial = round.artifact("policy")
     inputs = {
         "trunk": round.artifact("trunk"),
-        "policy": policy,
+        "policy": initial if settings.start_from == "initial" else policy,
+        "initial_policy": initial,
         "reward_model": reward_model,
         "policy_prompts": prompts["policy_prompts"],
     }

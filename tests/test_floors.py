@@ -25,7 +25,7 @@ WITHOUT_TORCH = {
 MODELS = {"models", "pretrained", "tiny_model"}
 FLOORS = (
     WITH_TORCH | WITHOUT_TORCH,
-    {"batch"},
+    {"batch", "checkpoints"},
     {"trunk", "roles", "generation"} | MODELS,
     {"algorithms", "rewards", "annotators", "evals", "desk", "report"},
     {"stages"},

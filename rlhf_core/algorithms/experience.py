@@ -46,6 +46,8 @@ class Experience:
     batch: RolloutBatch
     entropy: Tensor
     """[B, T] of the policy's distribution at each token, at the sampling temperature."""
+    per_token: Tensor | None = None
+    """[B, T] of a reward source that tells tokens apart."""
 
     def stops(self) -> dict[str, float]:
         """Shares of the reasons why completions ended, and their mean length in tokens."""
@@ -72,7 +74,8 @@ def collect_experience(
     with timed(times, "time/sample_seconds"):
         completions = complete(generator, trunk, "policy", prompts, seeds, sampling)
     with timed(times, "time/score_seconds"):
-        scores = reward.score(completions).total.to(trunk.device)
+        scored = reward.score(completions)
+    scores = scored.total.to(trunk.device)
     text = collate_completions(completions, trunk.codec.pad_id, trunk.device)
     with timed(times, "time/logprobs_seconds"):
         with trunk.role("policy"):
@@ -91,4 +94,5 @@ def collect_experience(
         ref_logprobs=ref_logprobs,
         scores=scores,
     )
-    return Experience(completions, batch, entropy)
+    per_token = None if scored.per_token is None else scored.per_token.to(trunk.device)
+    return Experience(completions, batch, entropy, per_token)

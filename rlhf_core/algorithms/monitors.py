@@ -20,22 +20,20 @@ class Start(Protocol):
     """What the checks need to know of the data."""
 
     @property
-    def from_initial(self) -> bool:
-        """The policy starts as the initial policy."""
+    def from_reference(self) -> bool:
+        """The policy starts as the reference."""
 
 
 class Watch:
     """The checks of one stage."""
 
-    def __init__(self, sink: MetricSink, device: str, kl_coef: float) -> None:
+    def __init__(self, sink: MetricSink, device: str) -> None:
         self.sink = sink
-        self.kl_coef = kl_coef
         self.tolerance = FIRST_RATIO_TOLERANCE.get(device, 1e-2)
 
     def experience(self, step: int, found: Experience, data: Start) -> None:
         """A batch of rollouts is what the method says."""
         batch = found.batch
-        assert batch.kl is not None and batch.rewards is not None and batch.scores is not None
         assert batch.logprobs is not None and batch.ref_logprobs is not None
         for i, completion in enumerate(found.completions):
             length = int(batch.query_lengths[i])
@@ -45,10 +43,10 @@ class Watch:
                 )
         if not torch.isfinite(batch.logprobs).all():
             raise BrokenInvariant(f"step {step}: log-probabilities are not finite; the policy is broken")
-        if step == 0 and data.from_initial and not torch.equal(batch.logprobs, batch.ref_logprobs):
+        if step == 0 and data.from_reference and not torch.equal(batch.logprobs, batch.ref_logprobs):
             worst = float((batch.logprobs - batch.ref_logprobs).abs().max())
             raise BrokenInvariant(
-                "the policy starts as the initial policy, but its log-probabilities differ by up to "
+                "the policy starts as the reference, but its log-probabilities differ by up to "
                 f"{worst:.2e} from the reference's: KL would be measured against something else. "
                 "Check the reference and the adapter."
             )
@@ -64,21 +62,19 @@ class Watch:
             )
 
     def _score_position(self, found: Experience) -> None:
-        """Rewards are the KL penalty at every token, and the score at the last response token alone."""
+        """A source that scores whole completions is paid at the last response token alone."""
         batch = found.batch
-        assert batch.kl is not None and batch.rewards is not None and batch.scores is not None
-        added = batch.rewards + self.kl_coef * batch.kl
-        rows = torch.arange(len(batch), device=added.device)
+        assert batch.token_scores is not None
+        if found.per_token is not None:
+            return
+        elsewhere = batch.token_scores.clone()
         last = last_true(batch.response_mask)
-        expected = torch.zeros_like(added)
-        expected[rows, last] = batch.scores
-        # Adding the penalty back leaves its rounding, which grows with it.
-        slack = 1e-4 * (1 + expected.abs()) + 1e-6 * (self.kl_coef * batch.kl).abs()
-        if not ((added - expected).abs() <= slack).all():
-            row, token = divmod(int((added - expected).abs().argmax()), added.shape[1])
+        elsewhere[torch.arange(len(batch), device=elsewhere.device), last] = 0
+        if elsewhere.any():
+            row, token = divmod(int(elsewhere.abs().argmax()), elsewhere.shape[1])
             raise BrokenInvariant(
-                f"row {row} has {float(added[row, token]):.4f} at token {token} beside its KL penalty; its "
-                f"score {float(batch.scores[row]):.4f} belongs on token {int(last[row])} alone"
+                f"row {row} earns {float(elsewhere[row, token]):.4f} at token {token}; its score belongs on "
+                f"token {int(last[row])} alone"
             )
 
     def first_minibatch(self, step: int, found: dict[str, float]) -> None:

@@ -4,6 +4,7 @@ Masters are float32 whatever the adapters compute in, and each role has its own 
 gradient norm never scales another's step.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, Self, TypeVar
@@ -17,6 +18,8 @@ from rlhf_core.settings import Settings
 from rlhf_core.trunk import Trunk
 
 MAX_SKIPPED = 3
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what torch's AdamW keeps of a parameter
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 class Optimizer(Settings):
@@ -24,8 +27,8 @@ class Optimizer(Settings):
 
     learning_rate: float = Field(default=1e-4, ge=0, le=1)
     """Peak rate. LoRA wants about 1e-4 where full fine-tuning wants 1e-6: B starts at zero and is scaled."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """`linear` falls to zero over the stage."""
+    schedule: Schedule = "constant"
+    """`linear` and `cosine` fall to zero over the stage."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps over which the rate rises from zero."""
     adam_eps: float = Field(default=1e-5, gt=0)
@@ -69,6 +72,15 @@ class Pass(Generic[BatchType]):
     loss: Callable[[BatchType, int], tuple[Tensor, Diagnostics]]
     """(part, the minibatch's weight) to (loss, sums over the part with their `count`)."""
     coef: float = 1.0
+    name: str = ""
+    """What its numbers are called by; the role's name if it is empty."""
+    batch: Callable[[int], BatchType] | None = None
+    """The minibatch of that number, of a pass that learns from other rows than those walked over."""
+
+    @property
+    def called(self) -> str:
+        """What its numbers are called by."""
+        return self.name or self.role
 
 
 class RoleOptimizer:
@@ -79,7 +91,7 @@ class RoleOptimizer:
         self.total_steps = total_steps
         self.steps = 0
         self.skipped = 0
-        self.parameters = list(trunk.parameters(role).values())
+        self.names, self.parameters = list(trunk.parameters(role)), list(trunk.parameters(role).values())
         self.masters = [p.detach().float().clone() for p in self.parameters]
         self.adam = torch.optim.AdamW(
             self.masters, lr=0.0, eps=settings.adam_eps, weight_decay=settings.weight_decay
@@ -108,9 +120,42 @@ class RoleOptimizer:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def state(self) -> dict[str, Tensor]:
+        """Masters, moments and counts, by the names of the parameters: all that the next step depends on."""
+        kept = {"steps": torch.tensor(self.steps), "skipped": torch.tensor(self.skipped)}
+        for name, master in zip(self.names, self.masters, strict=True):
+            kept[f"{name}.master"] = master
+            kept.update({f"{name}.{part}": tensor for part, tensor in self.adam.state[master].items()})
+        return kept
+
+    @torch.no_grad()
+    def load_state(self, kept: Mapping[str, Tensor]) -> None:
+        """Go on where `state` was taken, parameters included; another role's state is refused."""
+        left = dict(kept)
+        self.steps, self.skipped = int(left.pop("steps")), int(left.pop("skipped"))
+        for name, master, parameter in zip(self.names, self.masters, self.parameters, strict=True):
+            master.copy_(left.pop(f"{name}.master"))
+            parameter.copy_(master)
+            moments = {part: left.pop(f"{name}.{part}") for part in MOMENTS if f"{name}.{part}" in left}
+            self.adam.state[master] = {
+                part: tensor if part == "step" else tensor.to(master.device)
+                for part, tensor in moments.items()
+            }
+        if left:
+            raise ValueError(
+                f"an optimiser's state has {', '.join(sorted(left)[:3])}, which the role has not"
+            )
+
     def _rate(self) -> float:
         warm = min(1.0, (self.steps + 1) / (self.settings.warmup_steps + 1))
-        left = 1.0 - self.steps / self.total_steps if self.settings.schedule == "linear" else 1.0
+        done = self.steps / self.total_steps
+        match self.settings.schedule:
+            case "constant":
+                left = 1.0
+            case "linear":
+                left = 1.0 - done
+            case "cosine":
+                left = 0.5 * (1.0 + math.cos(math.pi * done))
         return self.settings.learning_rate * warm * left
 
     def _skip(self) -> None:
@@ -172,6 +217,7 @@ def _walk(
     size: int,
     seed: int,
 ) -> Iterator[dict[str, float]]:
+    number = 0
     for epoch in range(num_epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
         order = torch.randperm(len(batch), generator=generator)
@@ -179,12 +225,13 @@ def _walk(
             minibatch = batch.select(order[start : start + size])
             found: dict[str, float] = {}
             for one in passes:
-                means = _accumulate(trunk, minibatch, one)
-                found.update({f"{one.role}/{name}": value for name, value in means.items()})
+                means = _accumulate(trunk, one.batch(number) if one.batch else minibatch, one)
+                found.update({f"{one.called}/{name}": value for name, value in means.items()})
             yield found
-            for one in passes:
-                for name, value in optimizers[one.role].step().items():
-                    found[f"{one.role}/{name}"] = value
+            for role in dict.fromkeys(one.role for one in passes):
+                for name, value in optimizers[role].step().items():
+                    found[f"{role}/{name}"] = value
+            number += 1
 
 
 def _accumulate(trunk: Trunk, minibatch: BatchType, one: Pass[BatchType]) -> dict[str, float]:

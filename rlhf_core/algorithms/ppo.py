@@ -1,11 +1,7 @@
-"""Proximal policy optimisation on a language model (Schulman et al., 2017; Ouyang et al., 2022).
-
-Left out here: the pretraining mix (PPO-ptx), adaptive KL and dual clipping.
-"""
+"""Proximal policy optimisation on a language model (Schulman et al., 2017; Ouyang et al., 2022)."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -13,103 +9,70 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rlhf_core.advantages import gae, token_rewards
+from rlhf_core.advantages import gae, token_rewards, token_scores
+from rlhf_core.algorithms.critic import CriticKnobs
 from rlhf_core.algorithms.experience import Experience, PromptStream, collect_experience
+from rlhf_core.algorithms.kl_control import KLController, KLKnobs
 from rlhf_core.algorithms.monitors import Watch
-from rlhf_core.algorithms.optimize import Diagnostics, Optimizer, Pass, RoleOptimizer, optimize
+from rlhf_core.algorithms.on_policy import OnPolicyKnobs, PolicyData, Trained, run_steps
+from rlhf_core.algorithms.optimize import Diagnostics, Pass, RoleOptimizer, optimize
+from rlhf_core.algorithms.pretraining import PretrainingMix, PtxKnobs
+from rlhf_core.algorithms.shaping import ShapingKnobs
 from rlhf_core.artifacts import derive_seed
 from rlhf_core.batch import RolloutBatch
-from rlhf_core.generation import Generator, Sampling
-from rlhf_core.kl import KLEstimator, kl_per_token
+from rlhf_core.checkpoints import Checkpoints
+from rlhf_core.generation import Sampling
+from rlhf_core.kl import kl_per_token
 from rlhf_core.losses import ppo_policy_loss, value_loss
-from rlhf_core.metrics import MetricSink, WeightedMeans, timed
-from rlhf_core.records import Prompt
-from rlhf_core.rewards import RewardSource
-from rlhf_core.settings import Settings, exact_div
-from rlhf_core.tensors import explained_variance, masked_mean, masked_whiten
+from rlhf_core.metrics import Spool, WeightedMeans, timed
+from rlhf_core.settings import Json, exact_div
+from rlhf_core.tensors import explained_variance, masked_mean, masked_sum, masked_whiten
 from rlhf_core.trunk import Trunk
 
 
-class PPO(Settings):
-    """The knobs of PPO."""
+class PPO(OnPolicyKnobs, KLKnobs, ShapingKnobs, CriticKnobs, PtxKnobs):
+    """The knobs of PPO; those of loop, KL, score, critic and pretraining mix stand where they are used."""
 
     type: Literal["ppo"] = "ppo"
     """The name of this algorithm."""
-    num_steps: int = Field(default=12, ge=1)
-    """Steps of the stage, each one batch of rollouts; the learning rates' schedules span them."""
-    rollouts_per_step: int = Field(default=32, ge=8)
-    """Completions sampled in each step; advantages are whitened over all of them."""
-    completions_per_prompt: int = Field(default=1, ge=1)
-    """Completions of each prompt in a step; a divisor of the rollouts."""
     num_epochs: int = Field(default=2, ge=1, le=8)
     """Times each batch of rollouts is learned from."""
     num_minibatches: int = Field(default=2, ge=1)
     """Optimiser steps an epoch; a divisor of the rollouts."""
-    kl_coef: float = Field(default=0.05, ge=0)
-    """How much a nat of KL to the reference costs, in units of the normalised reward."""
-    kl_estimator: KLEstimator = KLEstimator.K1
-    """How one token's KL is estimated for the reward."""
     clip_range: float = Field(default=0.2, gt=0, lt=1)
     """How far the ratio may move before its gain is held."""
-    value_clip_range: float | None = Field(default=0.2, gt=0)
-    """How far values may move before their gain is held; null switches it off."""
-    value_coef: float = Field(default=1.0, gt=0)
-    """Scales the critic's loss; with an optimiser of its own it matters to gradient clipping only."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bounds the loss of a token of negative advantage by this times the advantage; null does not."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """How much a nat of entropy a token earns in the loss; KL to the reference is what keeps a language model
+    varied, so 0 is usual."""
+    whiten_advantages: bool = True
+    """Advantages are shifted to mean 0 and scaled to deviation 1 over the whole batch of rollouts."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount a token."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """GAE's trade of bias (0) for variance (1)."""
     target_kl: float = Field(default=0.1, gt=0)
     """The epochs of a batch stop when an update's mean approximate KL a token is above this."""
-    kl_budget: float = Field(default=12.0, gt=0)
-    """The stage stops when the mean KL a completion to the policy it started from is above this, in nats."""
-    learning_rate: float = Field(default=2e-4, ge=0, le=1)
-    """The policy's peak rate. LoRA wants about 1e-4 where full fine-tuning wants 1e-6: B starts at zero."""
-    value_learning_rate: float = Field(default=3e-4, ge=0, le=1)
-    """The critic's peak rate."""
-    schedule: Literal["constant", "linear"] = "linear"
-    """`linear` lets both rates fall to zero over the stage."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Optimiser steps over which both rates rise from zero."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients of each role are scaled down to this norm before every step."""
 
     @model_validator(mode="after")
-    def _divisible(self) -> "PPO":
-        exact_div(
-            self.rollouts_per_step,
-            self.completions_per_prompt,
-            "rollouts_per_step over completions_per_prompt",
-        )
+    def _consistent(self) -> "PPO":
         exact_div(self.rollouts_per_step, self.num_minibatches, "rollouts_per_step over num_minibatches")
+        if self.kl_target is not None and self.kl_horizon < self.rollouts_per_step:
+            raise ValueError(
+                f"kl_horizon {self.kl_horizon} is less than the {self.rollouts_per_step} rollouts of a step: "
+                "the coefficient would jump. Use a multiple of the rollouts."
+            )
+        if self.critic_warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"critic_warmup_steps {self.critic_warmup_steps} of num_steps {self.num_steps}: the policy "
+                "would never learn. Leave it steps of its own."
+            )
         return self
-
-    def optimizer(self, learning_rate: float) -> Optimizer:
-        """The optimiser of one role."""
-        return Optimizer(
-            learning_rate=learning_rate,
-            schedule=self.schedule,
-            warmup_steps=self.warmup_steps,
-            max_grad_norm=self.max_grad_norm,
-        )
 
     def build(self, sampling: Sampling) -> "PPOAlgorithm":
         """The algorithm with the sampling it learns from."""
         return PPOAlgorithm(self, sampling)
-
-
-@dataclass(frozen=True)
-class PolicyData:
-    """What an on-policy algorithm is given."""
-
-    prompts: Sequence[Prompt]
-    reward: RewardSource
-    generator: Generator
-    seed: int
-    from_initial: bool
-    """The policy starts as the initial policy: then its KL to the reference must start at exactly 0."""
-    watched: RewardSource | None = None
-    """A score that is logged as `objective/gold` and used for nothing."""
 
 
 class PPOAlgorithm:
@@ -118,38 +81,28 @@ class PPOAlgorithm:
     def __init__(self, settings: PPO, sampling: Sampling) -> None:
         self.settings = settings
         self.sampling = sampling
+        self.kl = KLController(settings)
+        self.mix: PretrainingMix | None = None
+        self.kl_budget = settings.kl_budget
 
-    def train(self, trunk: Trunk, data: PolicyData, sink: MetricSink) -> str:
-        """Change the roles policy and value; returns why it ended."""
-        settings = self.settings
-        steps = settings.num_steps * settings.num_epochs * settings.num_minibatches
+    def train(
+        self, trunk: Trunk, data: PolicyData, sink: Spool, checkpoints: Checkpoints | None = None
+    ) -> Trained:
+        """Change the roles policy and value."""
+        s = self.settings
+        an_update = s.num_epochs * s.num_minibatches
+        policy_steps = max(1, s.num_steps - s.critic_warmup_steps) * an_update
         optimizers = {
-            "policy": RoleOptimizer(trunk, "policy", settings.optimizer(settings.learning_rate), steps),
-            "value": RoleOptimizer(trunk, "value", settings.optimizer(settings.value_learning_rate), steps),
+            "policy": RoleOptimizer(trunk, "policy", s.optimizer(s.learning_rate), policy_steps),
         }
-        watch = Watch(sink, trunk.device.type, settings.kl_coef)
-        for step in range(settings.num_steps):
-            times: dict[str, float] = {}
-            found = self.experience(step, trunk, data, times)
-            watch.experience(step, found, data)
-            with timed(times, "time/update_seconds"):
-                updates = self.update(step, trunk, found.batch, optimizers, data.seed, watch)
-            to_start = self.kl_to_start(trunk, found.batch)
-            metrics = {**self.describe(found, to_start), **updates, **times}
-            if data.watched is not None:
-                metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
-            sink.log(step, metrics)
-            sink.progress(
-                step + 1,
-                settings.num_steps,
-                f"reward {metrics['objective/scores']:+.3f}  KL {metrics['objective/kl_sequence']:.2f}",
-            )
-            if to_start > settings.kl_budget:
-                sink.alarm(
-                    f"KL to the round's start is {to_start:.2f}, over its budget {settings.kl_budget}: ended"
-                )
-                return "kl_budget"
-        return "num_steps"
+        if s.critic_role == "value":
+            value = s.optimizer(s.value_learning_rate)
+            optimizers["value"] = RoleOptimizer(trunk, "value", value, s.num_steps * an_update)
+        self.mix = s.mix(trunk, data.texts, data.seed)
+        before = self.mix.held_out(trunk, "before") if self.mix else {}
+        watch = Watch(sink, trunk.device.type)
+        ended = run_steps(self, trunk, data, optimizers, s.num_steps, watch, sink, checkpoints)
+        return Trained(ended, {**before, **(self.mix.held_out(trunk, "after") if self.mix else {})})
 
     def experience(self, step: int, trunk: Trunk, data: PolicyData, times: dict[str, float]) -> Experience:
         """The batch of a step: a pure function of the step and the weights."""
@@ -169,58 +122,79 @@ class PPOAlgorithm:
         batch = found.batch
         assert batch.logprobs is not None and batch.ref_logprobs is not None and batch.scores is not None
         # 2. what was expected
-        with timed(times, "time/logprobs_seconds"), trunk.role("value"), torch.no_grad():
+        with timed(times, "time/logprobs_seconds"), trunk.role(s.critic_role), torch.no_grad():
             batch.values = trunk.values(batch)
-        # 3. score at the last token, minus KL
-        batch.kl = kl_per_token(batch.logprobs, batch.ref_logprobs, batch.response_mask, s.kl_estimator)
-        batch.rewards = token_rewards(batch.scores, batch.kl, batch.response_mask, s.kl_coef)
+        # 3. the score where it is earned, at the last token unless its source says otherwise, minus KL
+        mask = batch.response_mask
+        shaped = s.shape(batch.scores, found.completions)
+        batch.token_scores = token_scores(shaped, found.per_token, mask)
+        batch.kl = kl_per_token(batch.logprobs, batch.ref_logprobs, mask, s.kl_estimator)
+        batch.rewards = token_rewards(batch.token_scores, batch.kl, mask, self.kl.in_reward)
+        if s.whiten_rewards:
+            batch.rewards = masked_whiten(batch.rewards, mask, shift_mean=False)
         # 4. better than expected?
-        advantages, batch.returns = gae(batch.rewards, batch.values, batch.response_mask, s.gamma, s.lam)
-        batch.advantages = masked_whiten(advantages, batch.response_mask)
+        advantages, batch.returns = gae(batch.rewards, batch.values, mask, s.gamma, s.lam)
+        batch.advantages = masked_whiten(advantages, mask) if s.whiten_advantages else advantages
         return found
 
-    def passes(self, trunk: Trunk) -> list[Pass[RolloutBatch]]:
-        """What each role minimises."""
-        return [
-            Pass("policy", partial(self._policy_loss, trunk)),
-            Pass("value", partial(self._value_loss, trunk), coef=self.settings.value_coef),
-        ]
+    def passes(self, step: int, trunk: Trunk) -> list[Pass[RolloutBatch]]:
+        """What each role minimises; while the critic warms up, the policy has no pass."""
+        s = self.settings
+        value = Pass(s.critic_role, partial(self._value_loss, trunk), coef=s.value_coef, name="value")
+        if step < s.critic_warmup_steps:
+            return [value]
+        found = [Pass("policy", partial(self._policy_loss, trunk)), value]
+        if self.mix:
+            found.append(self.mix.learned_from(trunk, step * s.num_epochs * s.num_minibatches))
+        return found
 
     def update(
         self,
         step: int,
         trunk: Trunk,
-        batch: RolloutBatch,
-        optimizers: dict[str, RoleOptimizer],
+        found: Experience,
+        optimizers: Mapping[str, RoleOptimizer],
         seed: int,
         watch: Watch,
     ) -> dict[str, float]:
         """Epochs of clipped updates on one batch, until the update's approximate KL is over its target."""
         s = self.settings
-        means, done, first = WeightedMeans(), 0, True
+        means, done, warming = WeightedMeans(), 0, step < s.critic_warmup_steps
         walk = optimize(
             trunk,
-            batch,
-            self.passes(trunk),
+            found.batch,
+            self.passes(step, trunk),
             optimizers,
             num_epochs=s.num_epochs,
             minibatch_size=exact_div(s.rollouts_per_step, s.num_minibatches, "rollouts over minibatches"),
             seed=derive_seed(seed, "update", step),
         )
         taken: list[dict[str, float]] = []
-        for found in walk:
-            if first:
-                watch.first_minibatch(step, found)
-                first = False
-            if found["policy/approxkl"] > s.target_kl:
+        for minibatch in walk:
+            if not warming and not taken:
+                watch.first_minibatch(step, minibatch)
+            if minibatch.get("policy/approxkl", 0.0) > s.target_kl:
                 break
-            taken.append(found)
+            taken.append(minibatch)
             done += 1
         walk.close()
-        for found in taken:  # a minibatch that was skipped is counted, and its numbers enter no mean
-            means.add({name: value for name, value in found.items() if math.isfinite(value)})
+        for minibatch in taken:  # one that was skipped is counted, and its numbers enter no mean
+            means.add({name: value for name, value in minibatch.items() if math.isfinite(value)})
+        self.kl.update(_log_ratio(found.batch), len(found.batch))
         renamed = {_metric_name(name): value for name, value in means.means().items()}
-        return {**renamed, "policy/minibatches": float(done)}
+        return {**renamed, "policy/minibatches": 0.0 if warming else float(done)}
+
+    def settle(self, step: int, trunk: Trunk) -> None:
+        """The reference may move."""
+        self.settings.refresh(step, trunk)
+
+    def state(self) -> dict[str, Json]:
+        """The KL coefficient."""
+        return self.kl.state()
+
+    def load_state(self, state: dict[str, Json]) -> None:
+        """Go on where `state` was taken."""
+        self.kl.load_state(state)
 
     @torch.no_grad()
     def kl_to_start(self, trunk: Trunk, batch: RolloutBatch) -> float:
@@ -232,31 +206,39 @@ class PPOAlgorithm:
                 start, _ = trunk.logprobs(batch, self.sampling.temperature)
         return float((batch.logprobs - start).sum(-1).mean())
 
-    def describe(self, found: Experience, to_start: float) -> dict[str, float]:
+    def describe(self, trunk: Trunk, found: Experience) -> dict[str, float]:
         """The numbers of a batch; masked means a token, and means a completion where the name says so."""
         b = found.batch
         assert b.kl is not None and b.scores is not None and b.values is not None and b.returns is not None
-        penalty = -self.settings.kl_coef * b.kl.sum(-1)
+        assert b.token_scores is not None
+        penalty = -self.kl.in_reward * b.kl.sum(-1)
         return {
             "objective/scores": float(b.scores.mean()),
+            "objective/shaped_scores": float(b.token_scores.sum(-1).mean()),
             "objective/kl": float(masked_mean(b.kl, b.response_mask)),
             "objective/kl_sequence": float(b.kl.sum(-1).mean()),
-            "objective/kl_to_start": to_start,
-            "objective/kl_coef": self.settings.kl_coef,
+            "objective/kl_to_start": self.kl_to_start(trunk, b),
+            "objective/kl_coef": self.kl.coef,
             "objective/entropy": float(masked_mean(found.entropy, b.response_mask)),
             "objective/non_score_reward": float(penalty.mean()),
-            "objective/rlhf_reward": float((b.scores + penalty).mean()),
+            "objective/rlhf_reward": float((b.token_scores.sum(-1) + penalty).mean()),
             "value/explained_variance": float(explained_variance(b.values, b.returns, b.response_mask)),
             "value/mean": float(masked_mean(b.values, b.response_mask)),
             **found.stops(),
         }
 
     def _policy_loss(self, trunk: Trunk, part: RolloutBatch, denom: int) -> tuple[Tensor, Diagnostics]:
-        assert part.logprobs is not None and part.advantages is not None
-        new_logprobs, _ = trunk.logprobs(part, self.sampling.temperature)
+        assert part.logprobs is not None and part.ref_logprobs is not None and part.advantages is not None
+        s, mask = self.settings, part.response_mask
+        new_logprobs, entropy = trunk.logprobs(part, self.sampling.temperature, s.entropy_coef > 0)
         loss, diagnostics = ppo_policy_loss(
-            new_logprobs, part.logprobs, part.advantages, part.response_mask, self.settings.clip_range, denom
+            new_logprobs, part.logprobs, part.advantages, mask, s.clip_range, denom, s.dual_clip
         )
+        if self.kl.in_loss:
+            kl = kl_per_token(new_logprobs, part.ref_logprobs, mask, s.kl_estimator).sum()
+            loss, diagnostics["kl_loss"] = loss + self.kl.in_loss * kl / denom, kl.detach()
+        if entropy is not None:
+            loss = loss - s.entropy_coef * masked_sum(entropy, mask) / denom
         drift = (new_logprobs.detach() - part.logprobs).abs().max()
         return loss, {**diagnostics, "max_log_ratio": drift}
 
@@ -270,6 +252,12 @@ class PPOAlgorithm:
             self.settings.value_clip_range,
             denom,
         )
+
+
+def _log_ratio(batch: RolloutBatch) -> float:
+    """Mean over completions of the summed log ratio to the reference; what steers the coefficient."""
+    assert batch.logprobs is not None and batch.ref_logprobs is not None
+    return float((batch.logprobs - batch.ref_logprobs).sum(-1).mean())
 
 
 def _metric_name(name: str) -> str:

@@ -6,13 +6,15 @@ A stage knows no Prefect, no MLflow and no other stage's insides.
 import importlib
 import os
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
 from rlhf_core.artifacts import ArtifactRef, Recipe, Store, recipe_key, replace
-from rlhf_core.metrics import Spool
+from rlhf_core.checkpoints import Checkpoints
+from rlhf_core.metrics import Spool, SpoolEnds
 from rlhf_core.settings import Json
 from rlhf_core.stages.context import Job, StageContext
 
@@ -64,14 +66,18 @@ def run_job(job: Job) -> Recipe:
     done = store.recipe(key)
     if done is None:
         work = Path(job.work)
-        for left_over in (work / "metrics.jsonl", work / "progress.jsonl"):
-            left_over.unlink(missing_ok=True)  # of an attempt that was killed: this one starts over
+        belongs_to = {"key": key, **{role: ref.digest for role, ref in job.inputs.items()}}
+        checkpoints = Checkpoints(work / "checkpoints", belongs_to, job.execution.checkpoint_steps)
+        # What a killed attempt told is kept up to its checkpoint; without one this attempt starts over.
+        spool = Spool(work, checkpoints.last.spool if checkpoints.last else SpoolEnds())
+        for sentence in checkpoints.unusable:
+            spool.alarm(sentence)
         started = time.time()
-        context = StageContext(job, store, Spool(work), key)
+        context = StageContext(job, store, spool, checkpoints, key)
         stage(job.stage).run(context)
         told: dict[str, Json] = {
             "metrics": dict(context.metrics),
-            "alarms": list(cast(Spool, context.sink).alarms),
+            "alarms": list(spool.alarms),
             "seconds": time.time() - started,
             "execution": job.execution.to_json(),
             "fingerprint": fingerprint(f"rlhf_core.stages.{job.stage}"),
@@ -91,6 +97,7 @@ def run_job(job: Job) -> Recipe:
                 told=told,
             )
         )
+        shutil.rmtree(checkpoints.folder, ignore_errors=True)
     Path(job.work).mkdir(parents=True, exist_ok=True)
     replace(Path(job.work) / "result.json", done.model_dump_json().encode())
     return done

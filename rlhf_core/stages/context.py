@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rlhf_core.artifacts import ArtifactRef, Store
-from rlhf_core.metrics import MetricSink
+from rlhf_core.checkpoints import Checkpoints
+from rlhf_core.metrics import Spool
 from rlhf_core.settings import Execution, Json, Settings
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ class Job(Settings):
 class StageContext:
     """A job being done."""
 
-    def __init__(self, job: Job, store: Store, sink: MetricSink, key: str) -> None:
+    def __init__(self, job: Job, store: Store, sink: Spool, checkpoints: Checkpoints, key: str) -> None:
         self.job = job
         self.store = store
         self.sink = sink
+        self.checkpoints = checkpoints
         self.key = key
         self.outputs: dict[str, ArtifactRef] = {}
         self.metrics: dict[str, float] = {}

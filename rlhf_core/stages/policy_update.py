@@ -1,7 +1,10 @@
 """policy_update: the champion learns from the reward model and becomes the candidate."""
 
+from typing import Literal
+
 from rlhf_core.algorithms import AlgorithmSettings
-from rlhf_core.algorithms.ppo import PPO, PolicyData
+from rlhf_core.algorithms.on_policy import PolicyData
+from rlhf_core.algorithms.ppo import PPO
 from rlhf_core.generation import Sampling
 from rlhf_core.generation.hf import HFGenerator
 from rlhf_core.records import Prompt
@@ -12,7 +15,7 @@ from rlhf_core.sources import read_rows
 from rlhf_core.stages.context import StageContext
 from rlhf_core.trunk import Trunk
 
-NAME, VERSION = "policy_update", 2
+NAME, VERSION = "policy_update", 3
 
 
 class PolicyUpdate(Settings):
@@ -22,6 +25,8 @@ class PolicyUpdate(Settings):
     """The algorithm and its knobs."""
     sampling: Sampling = Sampling()
     """How rollouts are drawn; its temperature is that of every log-probability."""
+    start_from: Literal["champion", "initial"] = "champion"
+    """The policy that is changed: the one in service, or the project's first one."""
     watched: RuleReward | None = None
     """A gold score to draw beside the proxy over the steps; looked at by people, seen by no loss."""
 
@@ -31,24 +36,34 @@ def run(context: StageContext) -> None:
     settings = context.settings(PolicyUpdate)
     trunk = context.trunk()
     trunk.load_role("policy", context.input("policy"))
-    from_initial = is_initial(trunk, "policy")
-    if not from_initial:
-        trunk.copy_role("policy", "start")
+    algorithm = settings.algorithm
+    starts_as_initial = is_initial(trunk, "policy")
+    algorithm.start_reference(trunk, context.input("initial_policy"), starts_as_initial)
     trunk.load_role("reward", context.input("reward_model"))
-    trunk.copy_role("reward", "value")  # the critic starts as the reward model
+    algorithm.start_critic(trunk)
     data = PolicyData(
         prompts=read_rows(context.input("policy_prompts") / "prompts.parquet", Prompt),
         reward=ModelReward(trunk),
         generator=HFGenerator(),
         seed=context.seed,
-        from_initial=from_initial,
+        from_reference=algorithm.reference == "champion" or starts_as_initial,
         watched=settings.watched.build() if settings.watched else None,
+        texts=texts(context),
     )
-    ended = settings.algorithm.build(settings.sampling).train(trunk, data, context.sink)
-    for role, output in (("policy", "policy"), ("value", "critic")):
-        with context.output(output, output) as folder:
-            trunk.save_role(role, folder)
-    context.summary({"policy/ended_by_budget": float(ended == "kl_budget")})
+    trained = algorithm.build(settings.sampling).train(trunk, data, context.sink, context.checkpoints)
+    with context.output("critic", "critic") as folder:
+        trunk.save_role(algorithm.critic_role, folder)
+    trunk.heads.pop("policy", None)  # a shared critic's head is the critic's, not the candidate's
+    with context.output("policy", "policy") as folder:
+        trunk.save_role("policy", folder)
+    context.summary({"policy/ended_by_budget": float(trained.ended == "kl_budget"), **trained.metrics})
+
+
+def texts(context: StageContext) -> list[Prompt]:
+    """What the policy goes on predicting beside its updates, if there is such an input."""
+    if "texts" not in context.job.inputs:
+        return []
+    return read_rows(context.input("texts") / "prompts.parquet", Prompt)
 
 
 def is_initial(trunk: Trunk, role: str) -> bool:

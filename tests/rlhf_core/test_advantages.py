@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import tensor
 
-from rlhf_core.advantages import gae, token_rewards
+from rlhf_core.advantages import gae, token_rewards, token_scores
 from tests.reference import gae_by_definition
 
 NAN = float("nan")
@@ -16,16 +16,28 @@ def generator() -> torch.Generator:
 def test_token_rewards_by_hand() -> None:
     # -0.5 * kl everywhere, and the score on the last token: -0.5 * 4 + 10 = 8, -0.5 * 2 - 3 = -4.
     mask = tensor([[True, True, False], [True, False, False]])
-    rewards = token_rewards(tensor([10.0, -3.0]), tensor([[2.0, 4.0, NAN], [2.0, NAN, NAN]]), mask, 0.5)
+    earned = token_scores(tensor([10.0, -3.0]), None, mask)
+    assert earned.tolist() == [[0, 10, 0], [-3, 0, 0]]
+    rewards = token_rewards(earned, tensor([[2.0, 4.0, NAN], [2.0, NAN, NAN]]), mask, 0.5)
     assert rewards.tolist() == [[-1, 8, 0], [-4, 0, 0]]
+
+
+def test_scores_a_token_stay_where_they_are_earned_and_the_rest_falls_on_the_last_one() -> None:
+    # 1 + 2 of 10 are earned before, so 10 - 3 = 7 at the last token; the second row's tokens earn all of it.
+    mask = tensor([[True, True, True], [True, True, False]])
+    per_token = tensor([[1.0, 2.0, 0.0], [-1.0, 4.0, NAN]])
+    earned = token_scores(tensor([10.0, 3.0]), per_token, mask)
+    assert earned.tolist() == [[1, 2, 7], [-1, 4, 0]]
+    # GAE with gamma = lam = 1 and no critic: what is still to be earned.
+    _, returns = gae(earned, torch.zeros(2, 3), mask, 1.0, 1.0)
+    assert returns.tolist() == [[10, 9, 7], [3, 4, 0]]
 
 
 def test_without_kl_only_the_last_token_is_rewarded(generator: torch.Generator) -> None:
     lengths = tensor([1, 4, 7, 3])
     mask = torch.arange(7) < lengths[:, None]
-    rewards = token_rewards(
-        tensor([1.0, 2.0, 3.0, 4.0]), torch.randn(4, 7, generator=generator), mask, kl_coef=0.0
-    )
+    earned = token_scores(tensor([1.0, 2.0, 3.0, 4.0]), None, mask)
+    rewards = token_rewards(earned, torch.randn(4, 7, generator=generator), mask, kl_coef=0.0)
     assert rewards.nonzero().tolist() == [[0, 0], [1, 3], [2, 6], [3, 2]]
     assert rewards.sum(-1).tolist() == [1, 2, 3, 4]
 
@@ -33,7 +45,7 @@ def test_without_kl_only_the_last_token_is_rewarded(generator: torch.Generator) 
 def test_a_completion_without_tokens_has_nowhere_to_put_its_score() -> None:
     mask = tensor([[True, True], [False, False]])
     with pytest.raises(ValueError, match=r"rows \[1\]"):
-        token_rewards(torch.ones(2), torch.zeros(2, 2), mask, 0.1)
+        token_scores(torch.ones(2), None, mask)
 
 
 def test_gae_by_hand() -> None:
@@ -95,6 +107,7 @@ def test_returns_are_advantages_plus_values_before_whitening(generator: torch.Ge
 def test_advantages_and_rewards_carry_no_gradient() -> None:
     values = torch.ones(1, 2, requires_grad=True)
     mask = torch.ones(1, 2, dtype=torch.bool)
-    rewards = token_rewards(torch.ones(1, requires_grad=True), values, mask, 0.1)
+    earned = token_scores(torch.ones(1, requires_grad=True), values, mask)
+    rewards = token_rewards(earned, values, mask, 0.1)
     advantages, returns = gae(rewards, values, mask, 1.0, 0.95)
     assert not (rewards.requires_grad or advantages.requires_grad or returns.requires_grad)

@@ -105,7 +105,7 @@ def test_following_the_kl_penalty_alone_lowers_the_exact_kl(ids: Tensor) -> None
     logprobs = logprobs_of(POLICY, ids).T
     mask = torch.ones_like(logprobs, dtype=torch.bool)
     kl = kl_per_token(logprobs, logprobs_of(REFERENCE, ids).T, mask, KLEstimator.K1)
-    rewards = token_rewards(torch.zeros(NUM_SAMPLES), kl, mask, kl_coef=0.1)
+    rewards = token_rewards(torch.zeros_like(kl), kl, mask, kl_coef=0.1)
     loss, _ = ppo_policy_loss(
         logprobs_of(logits, ids).T, logprobs, masked_whiten(rewards, mask), mask, 0.2, NUM_SAMPLES
     )

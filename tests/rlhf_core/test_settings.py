@@ -132,6 +132,7 @@ def test_execution_defaults_choose_nothing_silently() -> None:
         "device": "auto",
         "num_threads": 0,
         "tokens_per_micro_batch": 2048,
+        "checkpoint_steps": 5,
         "tracking_seconds": 60.0,
     }
 

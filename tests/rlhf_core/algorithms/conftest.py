@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.algorithms.ppo import PolicyData
+from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.batch import PreferenceBatch, RolloutBatch, TextBatch
 from rlhf_core.generation.hf import HFGenerator
 from rlhf_core.metrics import Spool
@@ -60,7 +60,7 @@ def make_data(prompts: list[Prompt], counting: PerCompletion) -> Callable[..., P
 
     def make(**other: Any) -> PolicyData:
         given = {"prompts": prompts, "reward": counting, "generator": HFGenerator(), "seed": 0}
-        return PolicyData(**{**given, "from_initial": True, **other})
+        return PolicyData(**{**given, "from_reference": True, **other})
 
     return make
 

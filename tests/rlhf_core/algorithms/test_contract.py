@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_core.algorithms import AlgorithmSettings
-from rlhf_core.algorithms.ppo import PolicyData
+from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.generation import Sampling
 from rlhf_core.metrics import Spool, read_lines
 from rlhf_core.settings import Settings

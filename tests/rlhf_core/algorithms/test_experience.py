@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_core.algorithms.experience import Experience, PromptStream, collect_experience
-from rlhf_core.algorithms.ppo import PolicyData
+from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.batch import RolloutBatch, TextBatch
 from rlhf_core.generation import Sample, Sampling
 from rlhf_core.generation.hf import HFGenerator

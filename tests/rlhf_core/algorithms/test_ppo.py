@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rlhf_core.algorithms.experience import Experience
-from rlhf_core.algorithms.ppo import PPO, PolicyData, PPOAlgorithm
+from rlhf_core.algorithms.on_policy import PolicyData
+from rlhf_core.algorithms.ppo import PPO, PPOAlgorithm
 from rlhf_core.generation import Sampling
 from rlhf_core.kl import KLEstimator
 from rlhf_core.metrics import Spool, read_lines
@@ -138,7 +139,7 @@ def test_kl_to_the_start_is_not_kl_to_the_reference(
 ) -> None:
     trunk = make_roles(policy_moved=True)
     trunk.copy_role("policy", "start")
-    train(trunk, make_data(from_initial=False), sink, learning_rate=1e-2, kl_budget=1e3)
+    train(trunk, make_data(from_reference=False), sink, learning_rate=1e-2, kl_budget=1e3)
     to_start, to_reference = logged(sink, "objective/kl_to_start"), logged(sink, "objective/kl_sequence")
     assert to_start[0] == 0 and to_reference[0] > 0
     assert 0 < to_start[1] != to_reference[1]
@@ -150,7 +151,7 @@ def test_kl_to_the_start_is_not_kl_to_the_reference(
 def test_rates_of_zero_change_no_bit_and_no_ratio(make_roles: Make, make_data: MakeData, sink: Spool) -> None:
     trunk = make_roles(policy_moved=True)
     before = state(trunk)
-    train(trunk, make_data(from_initial=False), sink, learning_rate=0, value_learning_rate=0)
+    train(trunk, make_data(from_reference=False), sink, learning_rate=0, value_learning_rate=0)
     assert moved(trunk, before) == set()
     assert logged(sink, "policy/max_log_ratio") == logged(sink, "policy/approxkl") == [0, 0]
     assert logged(sink, "policy/minibatches") == [4, 4]
@@ -275,7 +276,7 @@ def test_kl_falls_where_nothing_else_is_paid_for(
 ) -> None:
     trunk = make_learner(0)
     stir(trunk, "policy")
-    data = make_data(from_initial=False, prompts=prompts[:8], reward=PerCompletion(lambda item: 0.0))
+    data = make_data(from_reference=False, prompts=prompts[:8], reward=PerCompletion(lambda item: 0.0))
     learn(
         trunk, data, sink, kl_coef=1.0, kl_budget=1e3, learning_rate=5e-3, rollouts_per_step=64, num_steps=5
     )

@@ -1,0 +1,180 @@
+"""The loop of every on-policy algorithm: experience, update, numbers, checks, checkpoint, step by step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from pydantic import Field, model_validator
+
+from rlhf_core.algorithms.experience import Experience
+from rlhf_core.algorithms.monitors import Watch
+from rlhf_core.algorithms.optimize import Optimizer, RoleOptimizer, Schedule
+from rlhf_core.checkpoints import Checkpoints
+from rlhf_core.generation import Generator
+from rlhf_core.metrics import Spool, timed
+from rlhf_core.records import Prompt
+from rlhf_core.rewards import RewardSource
+from rlhf_core.settings import Json, Settings, exact_div
+from rlhf_core.trunk import Trunk
+
+REFERENCE = "reference"
+
+
+class OnPolicyKnobs(Settings):
+    """The knobs of the loop, of every on-policy algorithm."""
+
+    num_steps: int = Field(default=12, ge=1)
+    """Steps of the stage, each one batch of rollouts; the learning rates' schedules span them."""
+    rollouts_per_step: int = Field(default=32, ge=8)
+    """Completions sampled in each step; advantages are whitened over all of them."""
+    completions_per_prompt: int = Field(default=1, ge=1)
+    """Completions of each prompt in a step; a divisor of the rollouts."""
+    kl_budget: float = Field(default=12.0, gt=0)
+    """The stage stops when the mean KL a completion to the policy it started from is above this, in nats."""
+    learning_rate: float = Field(default=2e-4, ge=0, le=1)
+    """The policy's peak rate. LoRA wants about 1e-4 where full fine-tuning wants 1e-6: B starts at zero."""
+    schedule: Schedule = "linear"
+    """`linear` and `cosine` let both rates fall to zero over the stage."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps over which both rates rise from zero."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients of each role are scaled down to this norm before every step."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        exact_div(
+            self.rollouts_per_step,
+            self.completions_per_prompt,
+            "rollouts_per_step over completions_per_prompt",
+        )
+        return self
+
+    def optimizer(self, learning_rate: float) -> Optimizer:
+        """The optimiser of one role."""
+        return Optimizer(
+            learning_rate=learning_rate,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+
+@dataclass(frozen=True)
+class PolicyData:
+    """What an on-policy algorithm is given."""
+
+    prompts: Sequence[Prompt]
+    reward: RewardSource
+    generator: Generator
+    seed: int
+    from_reference: bool
+    """The policy starts as the reference: then its KL to it must start at exactly 0."""
+    watched: RewardSource | None = None
+    """A score that is logged as `objective/gold` and used for nothing."""
+    texts: Sequence[Prompt] = ()
+    """What a pretraining mix goes on predicting."""
+
+
+class Trained(NamedTuple):
+    """How a stage ended."""
+
+    ended: str
+    """Why: `num_steps` or `kl_budget`."""
+    metrics: dict[str, float]
+    """Closing numbers."""
+
+
+class OnPolicy(Protocol):
+    """One algorithm's part of the loop."""
+
+    kl_budget: float
+    """Mean KL a completion to the policy the stage began with that ends it, in nats."""
+
+    def experience(self, step: int, trunk: Trunk, data: PolicyData, times: dict[str, float]) -> Experience:
+        """The batch of a step: a pure function of the step, the weights and the algorithm's state."""
+
+    def update(
+        self,
+        step: int,
+        trunk: Trunk,
+        found: Experience,
+        optimizers: Mapping[str, RoleOptimizer],
+        seed: int,
+        watch: Watch,
+    ) -> dict[str, float]:
+        """Learn from a batch."""
+
+    def describe(self, trunk: Trunk, found: Experience) -> dict[str, float]:
+        """The numbers of a batch, `objective/kl_to_start` and `objective/kl_sequence` among them."""
+
+    def settle(self, step: int, trunk: Trunk) -> None:
+        """What is done after so many steps, before the next: the reference may move."""
+
+    def state(self) -> dict[str, Json]:
+        """What the next step depends on, beside weights and optimisers."""
+
+    def load_state(self, state: dict[str, Json]) -> None:
+        """Go on where `state` was taken."""
+
+
+def run_steps(
+    algorithm: OnPolicy,
+    trunk: Trunk,
+    data: PolicyData,
+    optimizers: Mapping[str, RoleOptimizer],
+    num_steps: int,
+    watch: Watch,
+    sink: Spool,
+    checkpoints: Checkpoints | None,
+) -> str:
+    """Run to the end, from the last checkpoint if there is one; returns why it ended."""
+    for step in range(_resumed(algorithm, trunk, optimizers, checkpoints), num_steps):
+        times: dict[str, float] = {}
+        found = algorithm.experience(step, trunk, data, times)
+        watch.experience(step, found, data)
+        described = algorithm.describe(trunk, found)
+        with timed(times, "time/update_seconds"):
+            updates = algorithm.update(step, trunk, found, optimizers, data.seed, watch)
+        metrics = {**described, **updates, **times}
+        if data.watched is not None:
+            metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
+        sink.log(step, metrics)
+        sink.progress(
+            step + 1,
+            num_steps,
+            f"reward {metrics['objective/scores']:+.3f}  KL {metrics['objective/kl_sequence']:.2f}",
+        )
+        to_start = metrics["objective/kl_to_start"]
+        if to_start > algorithm.kl_budget:
+            sink.alarm(
+                f"KL to the round's start is {to_start:.2f}, over its budget {algorithm.kl_budget}: ended"
+            )
+            return "kl_budget"
+        algorithm.settle(step + 1, trunk)
+        if checkpoints is not None and checkpoints.due(step + 1) and step + 1 < num_steps:
+            roles = {role: optimizer.state() for role, optimizer in optimizers.items()}
+            if REFERENCE in trunk.roles:
+                roles[REFERENCE] = {n: p.detach() for n, p in trunk.parameters(REFERENCE).items()}
+            checkpoints.save(step + 1, roles, algorithm.state(), sink)
+    return "num_steps"
+
+
+@torch.no_grad()
+def _resumed(
+    algorithm: OnPolicy,
+    trunk: Trunk,
+    optimizers: Mapping[str, RoleOptimizer],
+    checkpoints: Checkpoints | None,
+) -> int:
+    """Put roles, optimisers and algorithm where the last checkpoint has them; gives the steps taken."""
+    if checkpoints is None or checkpoints.last is None:
+        return 0
+    for role, optimizer in optimizers.items():
+        optimizer.load_state(checkpoints.tensors(role))
+    if REFERENCE in trunk.roles:
+        kept = checkpoints.tensors(REFERENCE)
+        for name, weight in trunk.parameters(REFERENCE).items():
+            weight.copy_(kept[name])
+    algorithm.load_state(checkpoints.last.state)
+    return checkpoints.last.step
