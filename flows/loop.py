@@ -57,6 +57,8 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
     check_format(home)
     check_writable(home)
     split([prompt.id for prompt in prompts(settings.prompt_source)], settings.prompts)
+    if settings.policy_update.algorithm.ptx_coef:
+        _check_texts(settings)
     fingerprint = settings.bootstrap.base.fingerprint()
     bootstrap, execution = resolve(settings.bootstrap, settings.execution)
     ledger = Ledger(home / "projects", settings.project)
@@ -69,6 +71,22 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
             )
     wanted = decided(ledger) + more if more is not None else (1 if rounds is None else rounds)
     return Plan(settings, bootstrap, execution, fingerprint, wanted)
+
+
+def _check_texts(settings: RunSettings) -> None:
+    """Refuse a pretraining mix that has no plain texts to learn from."""
+    source = settings.pretraining_source
+    if source is None:
+        raise InvalidSettings(
+            f"policy_update.algorithm.ptx_coef is {settings.policy_update.algorithm.ptx_coef}, with no "
+            "`pretraining_source`: name a file, a folder or a dataset of plain texts, or set ptx_coef to 0"
+        )
+    chats = [text.id for text in prompts(source) if text.text is None]
+    if chats:
+        raise InvalidSettings(
+            f"pretraining_source: {len(chats)} rows are conversations ({', '.join(chats[:3])} ...), and a "
+            "pretraining mix predicts plain text. Map a column of texts: `columns: {text: COLUMN}`"
+        )
 
 
 def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> dict[str, Json]:
@@ -163,14 +181,16 @@ def _fitting_prompts(plan: Plan, project: "Project") -> Iterator[Prompt]:
 
 def _play(plan: Plan, project: "Project", display: ConsoleDisplay) -> None:
     from flows.round import round_flow
-    from tasks.opening import close_round, import_prompts
+    from tasks.opening import Sources, close_round, import_prompts
 
-    source = import_prompts(project.store, _fitting_prompts(plan, project))
+    drawn = import_prompts(project.store, _fitting_prompts(plan, project))
+    mixed = plan.settings.pretraining_source if plan.settings.policy_update.algorithm.ptx_coef else None
+    texts = import_prompts(project.store, prompts(mixed), "texts") if mixed else None
     one_round = round_flow(project)
     while (number := project.ledger.open_round_number()) or decided(project.ledger) < plan.rounds:
         number = number or len(project.ledger.rounds()) + 1
         display.say(f"round {number} of project {project.name}")
-        state = one_round(number, plan.settings, source, return_state=True)
+        state = one_round(number, plan.settings, Sources(drawn, texts), return_state=True)
         if not state.is_completed():
             close_round(project, number)
             state.result()

@@ -4,20 +4,19 @@ from prefect import Flow, State, flow
 from prefect.states import Completed
 
 from flows.settings import RunSettings
-from rlhf_core.artifacts import ArtifactRef
 from tasks.context import RoundEnded
 from tasks.data import collect_completions, collect_preferences, draw_prompts, label_pool, pair_completions
 from tasks.decisions import accept, promote
 from tasks.finishing import finish_round
-from tasks.opening import open_round
+from tasks.opening import Sources, open_round
 from tasks.project import Project
 from tasks.training import compare, measure, train_reward_model, update_policy, validate_reward_model
 
 
-def play_round(project: Project, number: int, settings: RunSettings, source: ArtifactRef) -> None:
+def play_round(project: Project, number: int, settings: RunSettings, sources: Sources) -> None:
     """One turn of the loop: collect feedback on the champion, learn from it, keep the better policy."""
     # fmt: off
-    round        = open_round(project, number, settings, settings.seed, source)
+    round        = open_round(project, number, settings, settings.seed, sources)
     settings     = RunSettings.model_validate(round.record.settings)
     initial      = round.artifact("policy")
     champion     = round.record.champion
@@ -38,7 +37,7 @@ def play_round(project: Project, number: int, settings: RunSettings, source: Art
     # fmt: on
 
 
-def round_flow(project: Project) -> Flow[[int, RunSettings, ArtifactRef], State[None]]:
+def round_flow(project: Project) -> Flow[[int, RunSettings, Sources], State[None]]:
     """The round as a Prefect flow of this project: a named end becomes a named Completed state."""
 
     @flow(
@@ -47,9 +46,9 @@ def round_flow(project: Project) -> Flow[[int, RunSettings, ArtifactRef], State[
         validate_parameters=False,
         persist_result=False,
     )
-    def one_round(number: int, settings: RunSettings, source: ArtifactRef) -> State[None]:
+    def one_round(number: int, settings: RunSettings, sources: Sources) -> State[None]:
         try:
-            play_round(project, number, settings, source)
+            play_round(project, number, settings, sources)
         except RoundEnded as ended:
             if project.ledger.decision(number) is not None:
                 finish_round(project, number)

@@ -36,6 +36,8 @@ class RunSettings(Settings):
     """The base model; fixed for the life of the project."""
     prompt_source: PromptSource = PackagedPrompts()
     """Where prompts come from."""
+    pretraining_source: PromptSource | None = None
+    """Plain texts that the policy goes on predicting, where `policy_update.algorithm.ptx_coef` is above 0."""
     prompts: PromptDraw = PromptDraw()
     """How many prompts a round uses for what."""
     rollouts: Rollouts = Rollouts()

@@ -45,6 +45,8 @@ class RoundRecord(Settings):
     """The policy in service when the round was opened."""
     source: ArtifactRef
     """The prompts it draws from."""
+    texts: ArtifactRef | None = None
+    """What its pretraining mix learns from, if it has one."""
     mlflow_run_id: str
     prefect_flow_run_id: str
 

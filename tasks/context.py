@@ -25,6 +25,7 @@ from tasks.project import JOURNAL, Project, journal_of
 ROW_SETS = {
     "prompt_source": "prompts.parquet",
     "prompts": "prompts.parquet",
+    "texts": "prompts.parquet",
     "completions": "completions.parquet",
     "comparisons": "comparisons.parquet",
     "preferences": "preferences.parquet",

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -20,11 +21,21 @@ from tasks.launch import launch
 from tasks.project import Project
 
 
-def import_prompts(store: Store, prompts: Iterable[Prompt]) -> ArtifactRef:
-    """The prompt source as an artifact, read as it is written: a changed file is another source."""
+@dataclass(frozen=True)
+class Sources:
+    """What a round is given from outside."""
+
+    prompts: ArtifactRef
+    """What it draws from."""
+    texts: ArtifactRef | None = None
+    """What its pretraining mix learns from, if it has one."""
+
+
+def import_prompts(store: Store, prompts: Iterable[Prompt], kind: str = "prompt_source") -> ArtifactRef:
+    """A source as an artifact, read as it is written: a changed file is another source."""
     with store.writing() as folder:
         write_rows(prompts, folder / "prompts.parquet")
-        return store.commit(folder, "prompt_source", "imported")
+        return store.commit(folder, kind, "imported")
 
 
 def open_project(
@@ -45,7 +56,7 @@ def open_project(
     )
 
 
-def open_round(project: Project, number: int, settings: Settings, seed: int, source: ArtifactRef) -> Round:
+def open_round(project: Project, number: int, settings: Settings, seed: int, sources: Sources) -> Round:
     """The round that is open, or a new one on the champion; its settings are fixed from here on."""
     resolved = {**settings.to_json(), "bootstrap": project.ledger.project().settings["bootstrap"]}
     known = project.ledger.round(number)
@@ -58,7 +69,7 @@ def open_round(project: Project, number: int, settings: Settings, seed: int, sou
         "prefect.flow_run_id": flow_run_id,
         "prefect.flow_run_url": str(flow_run.ui_url or ""),
         "rlhf.champion": champion.digest,
-        "rlhf.prompt_source": source.digest,
+        "rlhf.prompt_source": sources.prompts.digest,
         "rlhf.settings_sha256": hashlib.sha256(settings_yaml.encode()).hexdigest(),
         **around.tags(),
     }
@@ -75,7 +86,8 @@ def open_round(project: Project, number: int, settings: Settings, seed: int, sou
             settings=resolved,
             seed=seed,
             champion=champion,
-            source=source,
+            source=sources.prompts,
+            texts=sources.texts,
             mlflow_run_id=journal.run_id,
             prefect_flow_run_id=flow_run_id,
         )

@@ -50,6 +50,8 @@ def update_policy(
         "reward_model": reward_model,
         "policy_prompts": prompts["policy_prompts"],
     }
+    if round.record.texts is not None:
+        inputs["texts"] = round.record.texts
     return round.run("policy_update", settings, inputs)["policy"]
 
 

@@ -57,7 +57,7 @@ class PretrainingMix:
         self._aside = _as_batch([rows[name] for name in sorted(aside)], trunk)
 
     def learned_from(self, trunk: Trunk, first: int) -> Pass[RolloutBatch]:
-        """The policy's pass over the mix, in an update whose first minibatch is the stage's number `first`."""
+        """The policy's pass over the mix, in an update that begins with the stage's minibatch `first`."""
         return Pass(
             "policy",
             lambda part, denom: _loss(trunk, part, denom),

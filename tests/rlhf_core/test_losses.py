@@ -94,6 +94,23 @@ def test_an_absurd_ratio_is_held_and_gives_no_gradient() -> None:
     assert gradient_of(loss, new_logprobs).tolist() == [[0, 0.5]]
 
 
+def test_dual_clip_bounds_what_a_bad_token_that_became_likelier_can_cost() -> None:
+    # Ratios 8, 2, 8 and 0.5; c = 3. A = -1: max(8, 1.2) = 8 is held at 3; max(2, 1.2) = 2 is below 3 and stays.
+    # A = +1: min(8, 1.2) = 1.2 earned, untouched. A = -1 at 0.5: max(0.5, 0.8) = 0.8. (3 + 2 - 1.2 + 0.8) / 4.
+    ratios = torch.tensor([[8.0, 2.0, 8.0, 0.5]])
+    new_logprobs = ratios.log().requires_grad_()
+    advantages = torch.tensor([[-1.0, -1.0, 1.0, -1.0]])
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    loss, diagnostics = ppo_policy_loss(
+        new_logprobs, torch.zeros(1, 4), advantages, mask, 0.2, 4, dual_clip=3.0
+    )
+    assert loss.item() == pytest.approx(4.6 / 4)
+    assert diagnostics["dual_clipfrac"].item() == 1
+    loss.backward()
+    assert new_logprobs.grad is not None
+    assert new_logprobs.grad[0].tolist() == pytest.approx([0, 2 / 4, 0, 0])  # d ratio / d logprob = ratio
+
+
 def test_value_loss_by_hand() -> None:
     # Values move from 0 to 1, clipped to 0.2. Returns 2, 0, 0.5; errors of the plain values 1, 1, 0.25 and of
     # the clipped ones 3.24, 0.04, 0.09. The worse are 3.24, 1, 0.25, in sum 4.49; clipped is worse once.
@@ -168,6 +185,11 @@ def policy_case(rows: slice, data: list[Tensor], mask: Tensor) -> tuple[Tensor, 
     return ppo_policy_loss(new[rows], old[rows], advantages[rows], mask[rows], 0.2, COUNT)
 
 
+def dual_case(rows: slice, data: list[Tensor], mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    new, old, advantages = data
+    return ppo_policy_loss(new[rows], old[rows], advantages[rows], mask[rows], 0.2, COUNT, dual_clip=1.5)
+
+
 def value_case(rows: slice, data: list[Tensor], mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     new, old, returns = data
     return value_loss(new[rows], old[rows], returns[rows], mask[rows], 0.2, COUNT)
@@ -181,7 +203,7 @@ def pair_case(rows: slice, data: list[Tensor], mask: Tensor) -> tuple[Tensor, di
 Case = Callable[[slice, list[Tensor], Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
-@pytest.mark.parametrize("case", [policy_case, value_case, pair_case])
+@pytest.mark.parametrize("case", [policy_case, dual_case, value_case, pair_case])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_micro_batches_add_up_to_the_whole_minibatch(case: Case, size: int, rows: list[Tensor]) -> None:
     # Rows of 1 to 5 tokens: a mean of micro-batch means would weigh the tokens of short ones more.
@@ -196,7 +218,7 @@ def test_micro_batches_add_up_to_the_whole_minibatch(case: Case, size: int, rows
         torch.testing.assert_close(added, total, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", [policy_case, value_case])
+@pytest.mark.parametrize("case", [policy_case, dual_case, value_case])
 def test_padding_changes_no_loss_and_no_gradient(case: Case, rows: list[Tensor]) -> None:
     new = rows[0].requires_grad_()
     junk = torch.full((B, 100), NAN)
@@ -209,7 +231,7 @@ def test_padding_changes_no_loss_and_no_gradient(case: Case, rows: list[Tensor])
         torch.testing.assert_close(padded_diagnostics[key], total, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", [policy_case, value_case, pair_case])
+@pytest.mark.parametrize("case", [policy_case, dual_case, value_case, pair_case])
 def test_diagnostics_are_scalars_cut_from_the_graph(case: Case, rows: list[Tensor]) -> None:
     rows[0].requires_grad_()
     _, diagnostics = case(slice(B), rows, MASK)

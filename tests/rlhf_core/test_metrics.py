@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.metrics import (
     Spool,
+    SpoolEnds,
     WeightedMeans,
     clustered_mean,
     clustered_wilson,
@@ -219,3 +220,23 @@ def test_timed_adds_up_and_counts_what_failed() -> None:
     with pytest.raises(KeyError), timed(times, "time/score"):
         raise KeyError
     assert 5 < times["time/sample"] < 6 and 0 < times["time/score"] < 1
+
+
+def test_a_spool_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    first = Spool(tmp_path)
+    first.log(0, {"a": 1.0})
+    first.alarm("early")
+    ends = first.ends()
+    first.log(1, {"a": 2.0})
+    first.alarm("late")
+    again = Spool(tmp_path, ends)
+    again.log(1, {"a": 3.0})
+    assert [line["metrics"] for line in read_lines(again.metrics_path)] == [{"a": 1.0}, {"a": 3.0}]
+    assert again.alarms == ["early"]
+    assert Spool(tmp_path, SpoolEnds()).alarms == []
+    assert read_lines(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_spool_that_is_shorter_than_it_was_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has 0 bytes, and had 10 .* Delete .*checkpoints to start"):
+        Spool(tmp_path, SpoolEnds(metrics=10))

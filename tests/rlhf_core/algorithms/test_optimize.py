@@ -238,6 +238,7 @@ def test_too_many_skipped_steps_end_the_stage_with_the_weights_as_they_were(
     [
         ({}, [0.4, 0.4, 0.4, 0.4]),
         ({"schedule": "linear"}, [0.4, 0.3, 0.2, 0.1]),  # of 4 steps, 4, 3, 2 and 1 are left
+        ({"schedule": "cosine"}, [0.4, 0.341421, 0.2, 0.058579]),  # 0.2 (1 + cos(k pi / 4))
         ({"warmup_steps": 3}, [0.1, 0.2, 0.3, 0.4]),  # quarters, full at the fourth
         ({"schedule": "linear", "warmup_steps": 1}, [0.2, 0.3, 0.2, 0.1]),  # the first is halved
     ],
@@ -295,3 +296,72 @@ def test_what_is_yielded_is_not_stepped_on_when_the_consumer_stops(
     assert same(weights(trunk, "policy", "value"), after_one)
     assert (steps["policy"].steps, steps["value"].steps) == (1, 1)
     assert all(p.grad is None for r in trunk.roles for p in trunk.parameters(r).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_goes_on_to_the_same_bits(make: Make, rollouts: RolloutBatch, dtype: torch.dtype) -> None:
+    def take(trunk: Trunk, steps: dict[str, RoleOptimizer], seed: int) -> None:
+        passes = [likelihood(trunk), regression(trunk)]
+        list(walk(trunk, rollouts, passes, steps, seed=seed))
+
+    how = {"schedule": "cosine", "warmup_steps": 3}
+    straight = make(dtype)
+    steps = optimizers(straight, "policy", "value", **how)
+    for seed in (0, 1):
+        take(straight, steps, seed)
+
+    first = make(dtype)
+    steps = optimizers(first, "policy", "value", **how)
+    take(first, steps, 0)
+    kept = {role: {n: t.clone() for n, t in step.state().items()} for role, step in steps.items()}
+
+    resumed = make(dtype)
+    steps = optimizers(resumed, "policy", "value", **how)
+    for role, step in steps.items():
+        step.load_state(kept[role])
+        assert all(
+            torch.equal(a, b) for a, b in zip(step.parameters, first.parameters(role).values(), strict=True)
+        )
+    take(resumed, steps, 1)
+    for role in ("policy", "value"):
+        for name, weight in straight.parameters(role).items():
+            assert torch.equal(weight, resumed.parameters(role)[name])
+
+
+def test_a_state_of_another_role_is_refused(make: Make, rollouts: RolloutBatch) -> None:
+    trunk = make()
+    steps = optimizers(trunk, "policy", "value")
+    with pytest.raises(ValueError, match=r"has head\.bias\.master, .* which the role has not"):
+        steps["policy"].load_state(steps["value"].state())
+
+
+def test_a_pass_of_its_own_rows_adds_its_gradient_and_its_role_steps_once(
+    make: Make, rollouts: RolloutBatch
+) -> None:
+    """Two passes on one role are one loss: their sum."""
+    other = rollouts.select(torch.arange(4))
+
+    def together(trunk: Trunk) -> Pass[RolloutBatch]:
+        one = likelihood(trunk).loss
+
+        def loss(part: RolloutBatch, denom: int) -> Loss:
+            first, diagnostics = one(part, denom)
+            second, _ = one(other, other.weight)
+            return first + 0.5 * second, diagnostics
+
+        return Pass("policy", loss)
+
+    apart, whole = make(micro_batch_tokens=100_000, bucket=256), make(micro_batch_tokens=100_000, bucket=256)
+    asked: list[int] = []
+
+    def batch(number: int) -> RolloutBatch:
+        asked.append(number)
+        return other
+
+    mixed = Pass("policy", likelihood(apart).loss, coef=0.5, name="mix", batch=batch)
+    found = list(walk(apart, rollouts, [likelihood(apart), mixed], optimizers(apart, "policy"), num_epochs=2))
+    list(walk(whole, rollouts, [together(whole)], optimizers(whole, "policy"), num_epochs=2))
+    assert asked == [0, 1, 2, 3]
+    assert {"policy/nll", "mix/nll", "policy/lr"} <= set(found[0]) and "mix/lr" not in found[0]
+    for name, weight in apart.parameters("policy").items():
+        torch.testing.assert_close(weight, whole.parameters("policy")[name], rtol=1e-4, atol=1e-6)

@@ -1,6 +1,6 @@
 """PPO as the documents describe it: what every batch holds, when it stops, and that it learns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,9 @@ from rlhf_core.generation import Sampling
 from rlhf_core.kl import KLEstimator
 from rlhf_core.metrics import Spool, read_lines
 from rlhf_core.models import TinyModel
-from rlhf_core.records import Prompt
+from rlhf_core.records import Completion, Prompt, StopReason
 from rlhf_core.rewards.model import ModelReward
-from rlhf_core.rewards.scores import PerCompletion
+from rlhf_core.rewards.scores import PerCompletion, Scores
 from rlhf_core.tensors import last_true
 from rlhf_core.trunk import Lora, Trunk
 from tests.reference import gae_by_definition
@@ -37,7 +37,7 @@ def experience(trunk: Trunk, data: PolicyData, **changed: object) -> Experience:
 
 
 def train(trunk: Trunk, data: PolicyData, sink: Spool, **changed: object) -> str:
-    return PPOAlgorithm(with_(**changed), SAMPLING).train(trunk, data, sink)
+    return PPOAlgorithm(with_(**changed), SAMPLING).train(trunk, data, sink).ended
 
 
 def logged(sink: Spool, name: str) -> list[float]:
@@ -106,6 +106,131 @@ def test_returns_are_raw_advantages_plus_values_and_advantages_are_whitened_over
     together = torch.stack([white, torch.tensor(raw)[mask]])
     assert torch.corrcoef(together)[0, 1].item() == pytest.approx(1, abs=1e-5)
     assert not batch.advantages[~mask].any()
+
+
+def test_shaping_changes_what_is_learned_from_and_not_the_score_that_is_told(
+    make_roles: Make, make_data: MakeData
+) -> None:
+    trunk, data = make_roles(True), make_data()
+    plain = experience(trunk, data).batch
+    found = experience(trunk, data, length_penalty=0.25, missing_eos_penalty=1.0)
+    batch = found.batch
+    assert batch.scores is not None and batch.token_scores is not None and plain.scores is not None
+    assert torch.equal(batch.scores, plain.scores)
+    cut = torch.tensor([c.stop is StopReason.LENGTH for c in found.completions])
+    torch.testing.assert_close(
+        batch.token_scores.sum(-1), batch.scores - 0.25 * batch.response_lengths - 1.0 * cut
+    )
+
+
+def test_whitened_rewards_keep_the_sign_of_their_mean(make_roles: Make, make_data: MakeData) -> None:
+    for sign in (1.0, -1.0):
+        reward = PerCompletion(lambda item, sign=sign: sign * (3.0 + len(item.response_ids)))
+        batch = experience(make_roles(), make_data(reward=reward), whiten_rewards=True).batch
+        assert batch.rewards is not None
+        white = batch.rewards[batch.response_mask]
+        assert white.std(unbiased=False).item() == pytest.approx(1, abs=1e-4)
+        assert sign * white.mean() > 0.1
+
+
+def test_without_whitening_advantages_are_gaes(make_roles: Make, make_data: MakeData) -> None:
+    batch = experience(make_roles(True), make_data(), whiten_advantages=False).batch
+    assert batch.advantages is not None and batch.returns is not None and batch.values is not None
+    torch.testing.assert_close(batch.advantages, batch.returns - batch.values, rtol=1e-5, atol=1e-6)
+
+
+class EachToken:
+    """A reward that is earned where it is earned: 1 for every token below 64."""
+
+    def score(self, items: Sequence[Completion]) -> Scores:
+        """Ones and zeros, and their sums."""
+        width = max(len(item.response_ids) for item in items)
+        rows = [[float(token < 64) for token in item.response_ids] for item in items]
+        per_token = torch.tensor([row + [0.0] * (width - len(row)) for row in rows])
+        return Scores(per_token.sum(-1), per_token)
+
+
+def test_scores_a_token_reach_the_returns_where_they_are_earned(
+    make_roles: Make, make_data: MakeData
+) -> None:
+    found = experience(make_roles(), make_data(reward=EachToken()), lam=1.0)
+    batch = found.batch
+    assert batch.returns is not None
+    for row, completion in enumerate(found.completions):
+        # At a KL of 0 and with gamma = lam = 1, what is still to be earned from each token on.
+        still = [
+            float(sum(token < 64 for token in completion.response_ids[t:]))
+            for t in range(batch.returns.shape[1])
+        ]
+        assert batch.returns[row].tolist() == pytest.approx(still, abs=1e-5)
+
+
+def test_a_dense_reward_is_learned_from(make_roles: Make, make_data: MakeData, sink: Spool) -> None:
+    train(
+        make_roles(), make_data(reward=EachToken()), sink,
+        num_steps=8, rollouts_per_step=30, learning_rate=2e-2, value_learning_rate=1e-2, kl_budget=1e3,
+    )  # fmt: skip
+    scores = logged(sink, "objective/scores")
+    assert sum(scores[-3:]) > sum(scores[:3])
+
+
+# Where KL is paid for
+
+
+def test_kl_in_the_loss_is_no_part_of_the_reward_and_pulls_back(
+    make_roles: Make, make_data: MakeData, sink: Spool
+) -> None:
+    data = make_data(from_reference=False, reward=PerCompletion(lambda item: 0.0))
+    in_loss = {"kl_coef": 0.0, "kl_loss_coef": 1.0, "kl_estimator": "k2", "whiten_advantages": False}
+    trunk = make_roles(policy_moved=True)
+    trunk.heads["value"].weight.data.zero_()
+    trunk.copy_role("policy", "start")
+    batch = experience(trunk, data, **in_loss).batch
+    assert batch.rewards is not None and not batch.rewards.any()
+    train(trunk, data, sink, **in_loss, num_steps=6, learning_rate=5e-3, rollouts_per_step=30, kl_budget=1e3)
+    kl = logged(sink, "objective/kl_sequence")
+    assert kl[-1] < kl[0] / 2
+    assert logged(sink, "objective/kl_coef") == [1.0] * 6
+    assert logged(sink, "objective/non_score_reward") == [0.0] * 6
+    paid = logged(sink, "policy/kl_loss")
+    assert paid[-1] < paid[0]
+
+
+def test_a_steered_coefficient_rises_where_kl_is_above_its_target(
+    make_roles: Make, make_data: MakeData, sink: Spool
+) -> None:
+    trunk = make_roles(policy_moved=True)
+    steered = {"kl_coef": 0.1, "kl_target": 1e-3, "kl_horizon": 100, "num_steps": 3, "learning_rate": 0}
+    train(trunk, make_data(from_reference=False), sink, **steered, kl_budget=1e3)
+    # Far above the target at every step: 10 rollouts of a horizon of 100 at most 0.2 each.
+    assert logged(sink, "objective/kl_coef") == pytest.approx([0.1, 0.102, 0.10404])
+
+
+def test_entropy_that_is_paid_for_rises(make_roles: Make, make_data: MakeData, sink: Spool) -> None:
+    data = make_data(from_reference=False, reward=PerCompletion(lambda item: 0.0))
+    trunk = make_roles(policy_moved=True)
+    train(
+        trunk, data, sink, entropy_coef=1.0, kl_coef=0.0, num_steps=6, learning_rate=1e-2, kl_budget=1e3,
+        rollouts_per_step=30, value_learning_rate=0, whiten_advantages=False, value_clip_range=None,
+    )  # fmt: skip
+    entropy = logged(sink, "objective/entropy")
+    assert entropy[-1] > entropy[0]
+
+
+def test_a_refreshed_reference_is_the_policy_of_that_step(
+    make_roles: Make, make_data: MakeData, sink: Spool, tmp_path: Path
+) -> None:
+    trunk, folder = make_roles(), tmp_path / "initial"
+    folder.mkdir()
+    trunk.save_role("policy", folder)
+    settings = with_(refresh_steps=2, num_steps=5, learning_rate=1e-2, num_epochs=1, kl_budget=1e3)
+    settings.start_reference(trunk, folder, starts_as_initial=True)
+    PPOAlgorithm(settings, SAMPLING).train(trunk, make_data(), sink)
+    kl, to_start = logged(sink, "objective/kl_sequence"), logged(sink, "objective/kl_to_start")
+    assert [value == 0 for value in kl] == [True, False, True, False, True]
+    assert (
+        to_start[0] == 0 and to_start[2] != 0 and to_start[4] != 0
+    )  # that goes on being measured to the start
 
 
 # What a run says of itself

@@ -106,7 +106,11 @@ def play(chain: Chain) -> RunSettings:
         "reward_validation", RewardValidationJob(held_out_share=held_out_share), {**trunk, **reward, **pool}
     )
     on = {"policy_prompts": prompts["policy_prompts"]}
-    candidate = chain.run("policy_update", run.policy_update, {**trunk, **policy, **reward, **on})
+    candidate = chain.run(
+        "policy_update",
+        run.policy_update,
+        {**trunk, **policy, **reward, **on, "initial_policy": started["policy"]},
+    )
     measured = {
         who: chain.run(
             "measurement",
