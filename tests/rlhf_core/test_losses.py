@@ -95,8 +95,8 @@ def test_an_absurd_ratio_is_held_and_gives_no_gradient() -> None:
 
 
 def test_dual_clip_bounds_what_a_bad_token_that_became_likelier_can_cost() -> None:
-    # Ratios 8, 2, 8 and 0.5; c = 3. A = -1: max(8, 1.2) = 8 is held at 3; max(2, 1.2) = 2 is below 3 and stays.
-    # A = +1: min(8, 1.2) = 1.2 earned, untouched. A = -1 at 0.5: max(0.5, 0.8) = 0.8. (3 + 2 - 1.2 + 0.8) / 4.
+    # Ratios 8, 2, 8 and 0.5; c = 3. A = -1: max(8, 1.2) = 8 is held at 3; max(2, 1.2) = 2 is below it.
+    # A = +1: min(8, 1.2) = 1.2 is earned. A = -1 at 0.5: max(0.5, 0.8) = 0.8. (3 + 2 - 1.2 + 0.8) / 4.
     ratios = torch.tensor([[8.0, 2.0, 8.0, 0.5]])
     new_logprobs = ratios.log().requires_grad_()
     advantages = torch.tensor([[-1.0, -1.0, 1.0, -1.0]])

@@ -1,4 +1,4 @@
-"""The KL coefficient is steered as Ziegler et al. say, KL is paid for in one place, and the reference moves on time."""
+"""A coefficient is steered as Ziegler et al. say, KL is paid for once, and a reference moves on time."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -117,7 +117,8 @@ def test_the_mix_keeps_perplexity_from_rising_for_three_seeds(
                     "ptx/perplexity_before": pytest.approx(before, rel=1e-4),
                     "ptx/perplexity_after": pytest.approx(after, rel=1e-4),
                 }
-                losses = [m["metrics"]["ptx/loss"] for m in read_lines(sink.metrics_path)]  # type: ignore[index]
+                told = [line["metrics"] for line in read_lines(sink.metrics_path)]
+                losses = [metrics["ptx/loss"] for metrics in told]  # type: ignore[index]
                 assert losses[-1] < losses[0]
     for seed in range(3):
         assert lost[0.0, seed] > 1.05  # forgotten
