@@ -238,7 +238,7 @@ def test_too_many_skipped_steps_end_the_stage_with_the_weights_as_they_were(
     [
         ({}, [0.4, 0.4, 0.4, 0.4]),
         ({"schedule": "linear"}, [0.4, 0.3, 0.2, 0.1]),  # of 4 steps, 4, 3, 2 and 1 are left
-        ({"schedule": "cosine"}, [0.4, 0.341421, 0.2, 0.058579]),  # 0.2 (1 + cos(k pi / 4))
+        ({"schedule": "cosine"}, [0.4, 0.34142136, 0.2, 0.05857864]),  # 0.2 (1 + cos(k pi / 4))
         ({"warmup_steps": 3}, [0.1, 0.2, 0.3, 0.4]),  # quarters, full at the fourth
         ({"schedule": "linear", "warmup_steps": 1}, [0.2, 0.3, 0.2, 0.1]),  # the first is halved
     ],

@@ -117,8 +117,8 @@ def test_the_mix_keeps_perplexity_from_rising_for_three_seeds(
                     "ptx/perplexity_before": pytest.approx(before, rel=1e-4),
                     "ptx/perplexity_after": pytest.approx(after, rel=1e-4),
                 }
-                told = [line["metrics"] for line in read_lines(sink.metrics_path)]
-                losses = [metrics["ptx/loss"] for metrics in told]  # type: ignore[index]
+                told = read_lines(sink.metrics_path)
+                losses = [line["metrics"]["ptx/loss"] for line in told]  # type: ignore[index]
                 assert losses[-1] < losses[0]
     for seed in range(3):
         assert lost[0.0, seed] > 1.05  # forgotten
