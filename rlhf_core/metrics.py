@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from rlhf_core.records import LookedAt
 from rlhf_core.settings import Settings
 
 Z95 = 1.959963984540054
@@ -126,10 +127,11 @@ class SpoolEnds(Settings):
 
     metrics: int = 0
     progress: int = 0
+    samples: int = 0
 
 
 class Spool:
-    """A sink that appends to `metrics.jsonl` and `progress.jsonl` of a work folder, a line at a time.
+    """A sink that appends to `metrics.jsonl`, `progress.jsonl` and `samples.jsonl` of a folder, line by line.
 
     A line keeps its own timestamp, so that what reads the file can be replayed and gives every point once.
     What a killed writer left of a last line is cut off, so that the next line starts on its own; with `ends`,
@@ -140,7 +142,8 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True)
         self.metrics_path = folder / "metrics.jsonl"
         self.progress_path = folder / "progress.jsonl"
-        for path in (self.metrics_path, self.progress_path):
+        self.samples_path = folder / "samples.jsonl"
+        for path in (self.metrics_path, self.progress_path, self.samples_path):
             if path.exists():
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         if ends is not None:
@@ -150,12 +153,19 @@ class Spool:
 
     def ends(self) -> SpoolEnds:
         """How much was written so far; all of it is on the disk when this returns."""
-        metrics, progress = (_synced_size(path) for path in (self.metrics_path, self.progress_path))
-        return SpoolEnds(metrics=metrics, progress=progress)
+        return SpoolEnds(
+            metrics=_synced_size(self.metrics_path),
+            progress=_synced_size(self.progress_path),
+            samples=_synced_size(self.samples_path),
+        )
 
     def _rewind(self, ends: SpoolEnds) -> None:
         """Forget what came after `ends`; a file that is shorter than that is no file to go on with."""
-        for path, end in ((self.metrics_path, ends.metrics), (self.progress_path, ends.progress)):
+        for path, end in (
+            (self.metrics_path, ends.metrics),
+            (self.progress_path, ends.progress),
+            (self.samples_path, ends.samples),
+        ):
             length = path.stat().st_size if path.exists() else 0
             if length < end:
                 raise ValueError(
@@ -169,6 +179,11 @@ class Spool:
         """Append the metrics of a step."""
         line = {"t": time.time_ns() // 1_000_000, "step": step, "metrics": dict(metrics)}
         _append(self.metrics_path, line)
+
+    def samples(self, looked_at: Sequence[LookedAt]) -> None:
+        """Append completions that people look at."""
+        for one in looked_at:
+            _append(self.samples_path, one.to_json())
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Append how far the stage is."""

@@ -90,6 +90,36 @@ class Completion(Settings):
     """Why it ended."""
 
 
+class Token(Settings):
+    """One response token of a completion that is looked at."""
+
+    text: str
+    """Decoded by itself; empty for an end token."""
+    kl: float
+    """Estimate of KL to the reference."""
+    advantage: float
+    """What it was learned with."""
+    value: float
+    """Expected return of the state before it."""
+
+
+class LookedAt(Settings):
+    """One completion of a policy update, kept for people to look at."""
+
+    step: int
+    prompt: str
+    text: str
+    score: float
+    """Of the reward source, before any shaping."""
+    kl: float
+    """Summed over its tokens; nats."""
+    length: int
+    """Response tokens."""
+    stop: StopReason
+    tokens: list[Token]
+    """Empty for those that are looked at as a whole."""
+
+
 class Comparison(Settings):
     """Two completions of one prompt, to be judged."""
 

@@ -1,7 +1,8 @@
 """One stage, once: found in the ledger, found done in the store, or run; then pinned, and told to MLflow."""
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,6 +14,7 @@ from prefect.states import Completed
 
 from rlhf_core.artifacts import ArtifactRef, Recipe, derive_seed
 from rlhf_core.ledger import RoundRecord, StageRecord
+from rlhf_core.metrics import read_lines
 from rlhf_core.settings import Settings
 from rlhf_core.sources import count_rows
 from rlhf_core.stages import stage
@@ -32,6 +34,8 @@ ROW_SETS = {
     "measurements": "completions.parquet",
 }
 """The kinds of artifact that hold rows, and the file that holds them."""
+SAMPLES = "samples.json"
+"""Completions of a policy update, among the artifacts of its run in MLflow."""
 COMPUTING = frozenset(
     (
         "bootstrap",
@@ -170,12 +174,23 @@ def _tell_outcome(
     outputs = {f"rlhf.output.{role}": ref.digest for role, ref in done.outputs.items()}
     journal.tag({**inputs, **outputs})
     journal.write("recipe.json", done.model_dump_json(indent=1))
+    samples = read_lines(Path(job.work) / "samples.jsonl")
+    if samples:
+        journal.write(SAMPLES, as_table(samples))
+        journal.tag({"mlflow.loggedArtifacts": json.dumps([{"path": SAMPLES, "type": "table"}])})
     for role, ref in job.inputs.items():
         if ref.kind in ROW_SETS:
             rows = count_rows(project.store.open(ref) / ROW_SETS[ref.kind])
             journal.add(Read(t=now(), role=role, kind=ref.kind, digest=ref.digest, rows=rows))
     journal.close("FINISHED", ended)
     project.teller.settle()
+
+
+def as_table(samples: Sequence[Mapping[str, object]]) -> str:
+    """Completions that people look at in the form that MLflow shows as a table."""
+    columns = ("step", "prompt", "text", "score", "kl", "length", "stop")
+    rows = [[sample[column] for column in columns] for sample in samples]
+    return json.dumps({"columns": columns, "data": rows})
 
 
 def _told_before(project: Project, job: Job, done: Recipe) -> str:

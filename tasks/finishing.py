@@ -10,7 +10,7 @@ from prefect.context import FlowRunContext
 
 from rlhf_core.evals.held_out import by_metric
 from rlhf_core.metrics import read_lines
-from rlhf_core.records import Completion, Measurement
+from rlhf_core.records import Completion, LookedAt, Measurement
 from rlhf_core.report.page import write_report
 from rlhf_core.report.view import CalibrationPoint, RoundView, Sample, Scores
 from rlhf_core.settings import Settings
@@ -104,6 +104,7 @@ def view(project: Project, number: int) -> RoundView:
         samples=_samples(project, number),
         links={"MLflow run": project.run_id(number), "Prefect flow run": record.prefect_flow_run_id},
         settings_yaml=json.dumps(record.settings, indent=1),
+        looked_at=_looked_at(project, number),
     )
 
 
@@ -126,6 +127,13 @@ def _steps(project: Project, number: int) -> list[tuple[int, dict[str, float]]]:
         for line in lines
         if isinstance(metrics := line["metrics"], dict) and "objective/scores" in metrics
     ]
+
+
+def _looked_at(project: Project, number: int) -> list[LookedAt]:
+    """The completions of the policy update that were kept; none if its work folder was cleared."""
+    found = project.ledger.stage(number, "policy_update")
+    path = project.home / "work" / found.key / "samples.jsonl" if found else None
+    return [LookedAt.model_validate(line) for line in read_lines(path)] if path else []
 
 
 def _scores(project: Project, number: int) -> dict[str, Scores]:

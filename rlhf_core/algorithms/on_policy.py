@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, model_validator
 
 from rlhf_core.algorithms.experience import Experience
+from rlhf_core.algorithms.looks import is_looked_at, looks
 from rlhf_core.algorithms.monitors import Watch
 from rlhf_core.algorithms.optimize import Optimizer, RoleOptimizer, Schedule
 from rlhf_core.checkpoints import Checkpoints
@@ -140,6 +141,8 @@ def run_steps(
         if data.watched is not None:
             metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
         sink.log(step, metrics)
+        if is_looked_at(step, num_steps):
+            sink.samples(looks(step, found, trunk.codec))
         sink.progress(
             step + 1,
             num_steps,

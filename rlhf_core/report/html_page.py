@@ -20,6 +20,7 @@ from rlhf_core.report.differences import marked
 from rlhf_core.report.drawing import svg
 from rlhf_core.report.html import Html, join, link, table, tag, text
 from rlhf_core.report.style import STYLE
+from rlhf_core.report.tokens import READING, picture, pictured, rollouts
 from rlhf_core.report.view import NOT_MEASURED, RoundView, Sample
 from rlhf_core.report.whiskers import whiskers
 
@@ -70,6 +71,10 @@ def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[Html]:
     yield _section("Plots", *(map(_plot, plots) if plots else [_missing()]), class_="plots")
     samples = [_sample(number, sample) for number, sample in enumerate(view.samples[:NUM_SAMPLES], 1)]
     yield _section("Samples", *(samples or [_missing()]), class_="samples")
+    if view.looked_at:
+        pictures = map(picture, pictured(view.looked_at))
+        yield _section("Token by token", *pictures, class_="samples", reading=READING)
+        yield _section("Completions of the first step and of the last", rollouts(view.looked_at))
     yield _section("The policy", _estimates(policy_rows(view)))
     yield _section("The reward model", _estimates(reward_model_rows(view)))
     yield _section("Stages", _stages(view.stages))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlhf_core.ledger import GateResult, StageRecord
+from rlhf_core.records import LookedAt
 from rlhf_core.report.contents import (
     NUM_SAMPLES,
     OUTCOMES,
@@ -53,6 +54,9 @@ def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[str]:
     yield "\n\n".join(f"![{plot.title}]({plot.name}.png)" for plot in plots) or NOT_MEASURED
     yield "## Samples"
     yield "\n\n".join(map(_sample, range(1, NUM_SAMPLES + 1), view.samples)) or NOT_MEASURED
+    if view.looked_at:
+        yield "## Completions of the last step"
+        yield _looked_at(view.looked_at)
     yield "## Stages"
     yield _stages(view.stages)
     if view.links:
@@ -112,6 +116,16 @@ def _sample(number: int, sample: Sample) -> str:
         escape(text) or "*(empty)*" for text in (sample.prompt, sample.before, sample.after)
     )
     return f"**{number}.** {prompt}\n\n{_list((f'before: {before}', f'after: {after}'))}"
+
+
+def _looked_at(looked_at: Sequence[LookedAt]) -> str:
+    last = max(one.step for one in looked_at)
+    rows = [
+        (escape(one.prompt), escape(one.text), f"{one.score:+.3f}", f"{one.kl:.2f}", f"{one.length}")
+        for one in looked_at
+        if one.step == last
+    ]
+    return table(("prompt", "completion", "score", "KL", "tokens"), rows)
 
 
 def _link(name: str, target: str) -> str:

@@ -67,6 +67,12 @@ article p {{ white-space: pre-wrap; unicode-bidi: isolate; }}
 ins, del {{ text-decoration: none; border-radius: .2rem; box-decoration-break: clone; }}
 ins {{ background: var(--come); }}
 del {{ background: var(--gone); }}
+.tokens {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); }}
+.tokens span {{ background: color-mix(in srgb, var(--tone) calc(var(--share) * .6), transparent); }}
+.up {{ --tone: var(--vermilion); }}
+.down {{ --tone: var(--blue); }}
+.rollouts td:nth-child(2) {{ width: 22%; }}
+.rollouts td:nth-child(3) {{ width: 45%; white-space: pre-wrap; }}
 details {{ margin-top: 2rem; }}
 summary {{ cursor: pointer; font-weight: 600; }}
 pre {{ overflow-x: auto; }}

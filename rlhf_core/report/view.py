@@ -1,9 +1,10 @@
 """What a report shows of a round, gathered from artifacts and metrics; knows nothing of who gathers it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf_core.gates import Estimate
 from rlhf_core.ledger import GateResult, StageRecord
+from rlhf_core.records import LookedAt
 
 NOT_MEASURED = "not measured"
 
@@ -66,3 +67,5 @@ class RoundView:
     links: dict[str, str]
     """Name to address, or to the command that shows it."""
     settings_yaml: str
+    looked_at: list[LookedAt] = field(default_factory=list)
+    """Completions of the policy update, from its first step to its last."""

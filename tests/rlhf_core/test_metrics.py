@@ -17,6 +17,7 @@ from rlhf_core.metrics import (
     timed,
     wilson,
 )
+from rlhf_core.records import LookedAt, StopReason
 
 
 def test_wilson_by_hand() -> None:
@@ -226,13 +227,17 @@ def test_a_spool_goes_on_from_where_it_was(tmp_path: Path) -> None:
     first = Spool(tmp_path)
     first.log(0, {"a": 1.0})
     first.alarm("early")
+    early = LookedAt(step=0, prompt="p", text="t", score=1, kl=0, length=1, stop=StopReason.EOS, tokens=[])
+    first.samples([early])
     ends = first.ends()
     first.log(1, {"a": 2.0})
+    first.samples([early.model_copy(update={"step": 1})])
     first.alarm("late")
     again = Spool(tmp_path, ends)
     again.log(1, {"a": 3.0})
     assert [line["metrics"] for line in read_lines(again.metrics_path)] == [{"a": 1.0}, {"a": 3.0}]
     assert again.alarms == ["early"]
+    assert [line["step"] for line in read_lines(again.samples_path)] == [0]
     assert Spool(tmp_path, SpoolEnds()).alarms == []
     assert read_lines(tmp_path / "metrics.jsonl") == []
 

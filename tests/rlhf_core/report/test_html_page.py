@@ -5,6 +5,7 @@ import pytest
 
 from rlhf_core.gates import Estimate, Gate, judge
 from rlhf_core.ledger import GateResult
+from rlhf_core.records import LookedAt, StopReason, Token
 from rlhf_core.report import RoundView, Sample
 from rlhf_core.report.contents import figures
 from rlhf_core.report.html_page import html_page
@@ -174,7 +175,7 @@ def test_dark_and_light_name_the_same_colours_and_all_that_are_used_are_named() 
     light, dark, paper = (dict(re.findall(r"--(\w+): (#\w+);", scheme)) for scheme in schemes)
     assert light == paper and light.keys() == dark.keys()
     used = set(re.findall(r"var\(--(\w+)\)", page(PLOTTED)))
-    assert used - {"tone"} <= light.keys()
+    assert used - {"tone", "share"} <= light.keys()
 
 
 def _luminance(colour: str) -> float:
@@ -192,3 +193,33 @@ def test_every_colour_of_text_is_read_on_its_ground_in_light_and_dark() -> None:
             for ground in behind:
                 light, dark = sorted((_luminance(scheme[ink]), _luminance(scheme[ground])), reverse=True)
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, ground)
+
+
+def _looked_at(step: int, text: str, tokens: list[Token]) -> LookedAt:
+    return LookedAt(
+        step=step, prompt="<b>It", text=text, score=0.5, kl=1.25, length=2, stop=StopReason.EOS, tokens=tokens
+    )
+
+
+def test_tokens_are_coloured_by_their_share_of_the_largest_and_their_text_is_inert() -> None:
+    tokens = [
+        Token(text="<script>", kl=-0.5, advantage=2.0, value=0.0),
+        Token(text="", kl=1.0, advantage=-1.0, value=0.0),
+    ]
+    markup = page(replace(VIEW, looked_at=[_looked_at(0, "early", []), _looked_at(7, "<i>late", tokens)]))
+    assert "<script>" not in markup and "<i>late" not in markup and "<b>It" not in markup
+    spans = re.findall(
+        r'<span class="(up|down)" style="--share: (\d+)%" title="([^"]+)">([^<]*)</span>', markup
+    )
+    assert spans == [
+        ("down", "50", "KL -0.500", "&lt;script&gt;"), ("up", "100", "KL +1.000", "⟨end⟩"),
+        ("up", "100", "advantage +2.000", "&lt;script&gt;"), ("down", "50", "advantage -1.000", "⟨end⟩"),
+        ("down", "0", "value +0.000", "&lt;script&gt;"), ("down", "0", "value +0.000", "⟨end⟩"),
+    ]  # fmt: skip
+    words = _words(markup)
+    assert "step 7, score +0.500, KL 1.25, 2 tokens, eos" in words
+    assert "0 <b>It early +0.500 1.25 2 (eos)" in words and "7 <b>It <i>late +0.500 1.25 2 (eos)" in words
+
+
+def test_without_completions_that_were_kept_there_is_no_such_section() -> None:
+    assert "Token by token" not in page(VIEW)
