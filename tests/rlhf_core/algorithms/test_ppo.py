@@ -417,3 +417,32 @@ def test_the_critic_learns_what_the_prompt_foretells(
     explained = logged(sink, "value/explained_variance")
     assert explained[0] == pytest.approx(0, abs=1e-6)  # a constant explains nothing
     assert explained[-1] > 0.8
+
+
+def test_eight_rounds_go_on_though_the_kl_of_all_of_them_is_over_the_budget_of_one(
+    make_learner: Callable[[int], Trunk], make_data: MakeData, prompts: list[Prompt], tmp_path: Path
+) -> None:
+    low = PerCompletion(lambda item: float(sum(token < 64 for token in item.response_ids)))
+    trunk, budget = make_learner(0), 0.5
+    ended, first_scores, last_kl = [], [], 0.0
+    for number in range(8):
+        if "start" in trunk.roles:  # the next round starts from what the last one gave
+            start = trunk.parameters("start")
+            for name, weight in trunk.parameters("policy").items():
+                start[name].data.copy_(weight)
+        else:
+            trunk.copy_role("policy", "start")
+        sink = Spool(tmp_path / f"{number}")
+        data = make_data(seed=number, prompts=prompts[:1], reward=low, from_reference=number == 0)
+        settings = with_(
+            num_steps=4, rollouts_per_step=64, learning_rate=1e-2, value_learning_rate=2e-2,
+            kl_coef=0.01, kl_budget=budget, schedule="constant", target_kl=0.3,
+        )  # fmt: skip
+        ended.append(PPOAlgorithm(settings, Sampling(max_new_tokens=2)).train(trunk, data, sink).ended)
+        first_scores.append(logged(sink, "objective/scores")[0])
+        last_kl = logged(sink, "objective/kl_sequence")[-1]
+        assert len(logged(sink, "objective/scores")) > 1  # no round is over before it has begun
+    assert last_kl > 2 * budget
+    assert set(ended) <= {"num_steps", "kl_budget"} and ended[-1] == "num_steps"
+    # A uniform policy has 2 * 64 / 260 = 0.49; means of 64 rows err by 0.1.
+    assert min(first_scores[4:]) > first_scores[0] + 0.3
