@@ -64,7 +64,7 @@ class PPO(Settings):
     kl_budget: float = Field(default=12.0, gt=0)
     """The stage stops when the mean KL a completion to the policy it started from is above this, in nats."""
     learning_rate: float = Field(default=2e-4, ge=0, le=1)
-    """The policy's peak rate. LoRA wants about 1e-4 where full fine-tuning wants 1e-6: B starts at zero."""
+    """The policy's peak rate. An adapter wants about 1e-4 (B starts at 0), `weights: full` 1e-6 to 1e-5."""
     value_learning_rate: float = Field(default=3e-4, ge=0, le=1)
     """The critic's peak rate."""
     schedule: Literal["constant", "linear"] = "linear"

@@ -10,7 +10,6 @@ from rlhf_core.rewards.model import ModelReward
 from rlhf_core.settings import Settings
 from rlhf_core.sources import read_rows
 from rlhf_core.stages.context import StageContext
-from rlhf_core.trunk import Trunk
 
 NAME, VERSION = "policy_update", 2
 
@@ -31,7 +30,7 @@ def run(context: StageContext) -> None:
     settings = context.settings(PolicyUpdate)
     trunk = context.trunk()
     trunk.load_role("policy", context.input("policy"))
-    from_initial = is_initial(trunk, "policy")
+    from_initial = trunk.is_initial("policy")
     if not from_initial:
         trunk.copy_role("policy", "start")
     trunk.load_role("reward", context.input("reward_model"))
@@ -49,8 +48,3 @@ def run(context: StageContext) -> None:
         with context.output(output, output) as folder:
             trunk.save_role(role, folder)
     context.summary({"policy/ended_by_budget": float(ended == "kl_budget")})
-
-
-def is_initial(trunk: Trunk, role: str) -> bool:
-    """Whether an adapter changes nothing: every B is zero, so the role is the bare trunk."""
-    return all(not p.any() for name, p in trunk.parameters(role).items() if ".lora_B." in name)
