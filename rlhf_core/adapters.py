@@ -6,7 +6,7 @@ The only place that switches adapters.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -121,7 +121,7 @@ class Adapters:
         fill_adapter(folder, self.parameters(role))
         return said.head
 
-    def _peft_settings(self, lora: Lora) -> dict[str, object]:
+    def _peft_settings(self, lora: Lora) -> dict[str, Any]:
         return peft_settings(self._linears, self._model.config.num_hidden_layers, lora)
 
     def _layers(self, role: str) -> list[LoraLinear]:
