@@ -64,10 +64,13 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
     ledger = Ledger(home / "projects", settings.project)
     if ledger.exists:
         record = ledger.project()
-        if record.base != fingerprint or record.settings["bootstrap"] != bootstrap.to_json():
+        # Read as settings, and not compared as JSON: one that came later has the default that it then had.
+        opened = Bootstrap.model_validate(record.settings["bootstrap"])
+        if record.base != fingerprint or opened != bootstrap:
             raise InvalidSettings(
-                f"project {settings.project!r} was opened on another base model or adapter: its policies "
-                "mean nothing on this one. Use the `bootstrap` it was opened with, or name a new project."
+                f"project {settings.project!r} was opened on another base model, adapter or kind of weights: "
+                "its policies mean nothing on this one. Use the `bootstrap` it was opened with, or name a "
+                "new project."
             )
     wanted = decided(ledger) + more if more is not None else (1 if rounds is None else rounds)
     return Plan(settings, bootstrap, execution, fingerprint, wanted)
@@ -111,6 +114,8 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
                 )
                 return summary(home, name, executed=frozenset())
             display.say(f"project {name}: {decided(ledger)} of {plan.rounds} rounds so far; home {home}")
+            for doubt in plan.settings.doubts():
+                display.say(f"note: {doubt}")
             with prefect_server(home, meanwhile=_slow_imports) as url:
                 display.say(f"Prefect: {url.removesuffix('/api')}")
                 project = _opened(plan, home, display)

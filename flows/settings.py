@@ -1,6 +1,6 @@
 """What a run is: one settings object for all stages, read from a run file, refused in a sentence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +23,8 @@ from rlhf_core.stages.reward_validation import RewardValidation
 from rlhf_core.stages.rollouts import Rollouts
 
 MAX_SEED = 2**53  # what JSON carries everywhere without rounding
+FULL_RATE = 1e-4
+"""A learning rate above this is one for adapters."""
 
 
 class RunSettings(Settings):
@@ -72,6 +74,34 @@ class RunSettings(Settings):
                 "Label more prompts a round, or use smaller minibatches."
             )
         return self
+
+    def doubts(self) -> list[str]:
+        """What is allowed and seldom meant, a sentence each: said before a run, and never refused."""
+        if self.bootstrap.weights == "lora":
+            return []
+        trained = {"policy_update": self.policy_update.to_json()}
+        if self.reward_model.num_epochs:
+            trained["reward_model"] = self.reward_model.to_json()
+        high = ", ".join(f"{name} {rate:g}" for name, rate in _rates(trained) if rate > FULL_RATE)
+        adapters = {"bootstrap.lora": self.bootstrap.lora, "reward_model.lora": self.reward_model.lora}
+        unused = " and ".join(name for name, lora in adapters.items() if lora != type(lora)())
+        found = {
+            f"{high}: so high a rate is one for adapters, and soon spoils the weights of a pretrained model. "
+            "Set 1e-6 to 1e-5, unless the model is tiny.": bool(high),
+            "dtype is bfloat16: a weight that a stage moves by less than about 1/300 of itself is saved as "
+            "it was. Set bootstrap.dtype=float32.": self.bootstrap.dtype == "bfloat16",
+            f"{unused}: set, and used by nothing.": bool(unused),
+        }
+        return [f"bootstrap.weights is full, and {said}" for said, holds in found.items() if holds]
+
+
+def _rates(values: Mapping[str, Json], above: str = "") -> Iterator[tuple[str, float]]:
+    """Every learning rate below `values` that is set, by its path."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _rates(value, f"{above}{name}.")
+        elif name.endswith("learning_rate") and isinstance(value, int | float):
+            yield f"{above}{name}", float(value)
 
 
 def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunSettings:

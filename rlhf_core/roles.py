@@ -1,23 +1,22 @@
-"""What a role is made of beside the trunk: its adapter's settings, its head, and the files that hold it."""
+"""What a role is made of beside the trunk: its adapter or weights, its head, and the files that hold it."""
 
-import json
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlhf_core.artifacts import canonical
-from rlhf_core.settings import Settings
+from rlhf_core.settings import Settings, Weights
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-HEAD, ROLE = "head.safetensors", "role.json"
+WEIGHTS, HEAD, ROLE = "weights.safetensors", "head.safetensors", "role.json"
 PREFIX = "base_model.model."  # how peft names the model that it wraps
-
 
 Pooling = Literal["last", "mean"]
 """What a head reads of a completion: the state after its last token, or the mean of those after each."""
@@ -34,15 +33,66 @@ class Lora(Settings):
     """Adapt only this many of the last layers; 0 adapts all. Fewer are cheaper and memorise less."""
 
 
-class RoleFile(Settings):
-    """What `role.json` says, beside the files that are peft's."""
+class AdapterFile(Settings):
+    """What `role.json` says of an adapter, beside the files that are peft's."""
 
+    mode: ClassVar[Weights] = "lora"
     trunk: str
     """Digest of the trunk that the adapter was trained on."""
     lora: Lora
     """The adapter's settings."""
     head: Pooling | None
     """What the role's head reads; None for a role without one: so a head's file that is lost is missed."""
+
+
+class OwnWeightsFile(Settings):
+    """What `role.json` says of weights of a role's own."""
+
+    mode: ClassVar[Weights] = "full"
+    trunk: str
+    """Digest of the trunk that the weights began as."""
+    weights: tuple[str, ...]
+    """Names of those that differ from the trunk's, sorted; these are in the file, and all others are not."""
+    head: Pooling | None
+    """What the role's head reads; None for a role without one."""
+
+
+FileType = TypeVar("FileType", AdapterFile, OwnWeightsFile)
+
+
+class RoleWeights(Protocol):
+    """How the weights of the roles are held beside the base's; heads are not its business."""
+
+    @property
+    def roles(self) -> list[str]:
+        """All roles that were added, in their order."""
+
+    def add(self, role: str, lora: Lora, seed: int) -> None:
+        """A role that is still the bare base."""
+
+    def copy(self, source: str, target: str) -> None:
+        """`target` as a bit-equal copy of `source`."""
+
+    def remove(self, role: str) -> None:
+        """Take a role out, if it is there."""
+
+    def parameters(self, role: str) -> dict[str, nn.Parameter]:
+        """What may be trained of a role, by name."""
+
+    def is_initial(self, role: str) -> bool:
+        """Whether a role is still the bare base."""
+
+    def activate(self, role: str | None) -> None:
+        """Make the model compute as this role, or as the bare base."""
+
+    def merged(self, role: str) -> AbstractContextManager[None]:
+        """Inside the active role: its weights as plain ones, to be read only."""
+
+    def save(self, role: str, folder: Path, trunk: str, head: Pooling | None) -> None:
+        """Write the role's weights, and what they are, for the trunk of this digest."""
+
+    def load(self, role: str, folder: Path, trunk: str) -> Pooling | None:
+        """Add a role as `save` wrote it; what its head reads."""
 
 
 class ScalarHead(nn.Module):
@@ -103,43 +153,71 @@ def peft_settings(linears: Mapping[str, nn.Module], num_layers: int, lora: Lora)
     }
 
 
-def write_role(
-    folder: Path,
-    role: RoleFile,
-    adapter: Mapping[str, Tensor],
-    head: ScalarHead | None,
-    peft: Mapping[str, Any],
+def write_adapter(
+    folder: Path, role: AdapterFile, adapter: Mapping[str, Tensor], peft: Mapping[str, Any]
 ) -> None:
-    """A role's files; equal roles give equal bytes, and plain peft reads the adapter."""
-    tensors = {f"{PREFIX}{name}": adapter[name].detach().cpu().contiguous() for name in sorted(adapter)}
-    save_file(tensors, folder / ADAPTER)
+    """An adapter's files; equal adapters give equal bytes, and plain peft reads them."""
+    _save({f"{PREFIX}{name}": tensor for name, tensor in adapter.items()}, folder / ADAPTER)
     (folder / ADAPTER_CONFIG).write_bytes(canonical(peft))
     (folder / ROLE).write_bytes(canonical(role.to_json()))
-    if head is not None:
-        save_file({name: tensor.cpu() for name, tensor in head.state_dict().items()}, folder / HEAD)
 
 
-def read_role(folder: Path, trunk: str) -> RoleFile:
-    """What kind of role a folder holds; one of another trunk than this digest's is refused."""
-    role = RoleFile.model_validate(json.loads((folder / ROLE).read_bytes()))
+def write_weights(folder: Path, role: OwnWeightsFile, weights: Mapping[str, Tensor]) -> None:
+    """The files of a role with weights of its own, named as the model names them; equal ones, equal bytes."""
+    _save(weights, folder / WEIGHTS)
+    (folder / ROLE).write_bytes(canonical(role.to_json()))
+
+
+def write_head(folder: Path, head: ScalarHead) -> None:
+    """A head's file, its normaliser included."""
+    _save(head.state_dict(), folder / HEAD)
+
+
+def read_role(folder: Path, kind: type[FileType], trunk: str) -> FileType:
+    """What a folder holds; a role of the other kind, or of another trunk than this digest's, is refused."""
+    either: TypeAdapter[AdapterFile | OwnWeightsFile] = TypeAdapter(AdapterFile | OwnWeightsFile)
+    role = either.validate_json((folder / ROLE).read_bytes())
+    if not isinstance(role, kind):
+        raise ValueError(
+            f"this role was trained with `weights: {role.mode}`, and this trunk's roles are "
+            f"`weights: {kind.mode}`: its tensors have no place here. Use the project it was trained in."
+        )
     if role.trunk != trunk:
         raise ValueError(
-            f"this adapter was trained on trunk {role.trunk[:12]} and this is {trunk[:12]}: "
+            f"this role was trained on trunk {role.trunk[:12]} and this is {trunk[:12]}: "
             "its numbers would mean nothing here. Use the project's own trunk, or rebase the project."
         )
     return role
 
 
 @torch.no_grad()
-def fill_role(folder: Path, adapter: Mapping[str, Tensor], head: ScalarHead | None) -> None:
-    """Copy a role's files into these tensors, strictly: none missing, none to spare, all of one shape."""
-    _fill(
-        {f"{PREFIX}{name}": tensor for name, tensor in adapter.items()},
-        load_file(folder / ADAPTER),
-        "adapter",
-    )
-    if head is not None:
-        _fill(head.state_dict(), load_file(folder / HEAD), "head")
+def fill_adapter(folder: Path, adapter: Mapping[str, Tensor]) -> None:
+    """Copy an adapter's file into these tensors, strictly: none missing, none to spare, all of one shape."""
+    own = {f"{PREFIX}{name}": tensor for name, tensor in adapter.items()}
+    _fill(own, load_file(folder / ADAPTER), "adapter")
+
+
+@torch.no_grad()
+def fill_head(folder: Path, head: ScalarHead) -> None:
+    """Copy a head's file into this head, as strictly."""
+    _fill(head.state_dict(), load_file(folder / HEAD), "head")
+
+
+@torch.no_grad()
+def read_weights(folder: Path, role: OwnWeightsFile, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """New tensors like the base's of these names, filled as strictly; nothing of the base is touched."""
+    if unknown := sorted(set(role.weights) - base.keys()):
+        raise ValueError(
+            f"the weights do not fit this trunk: it has no {', '.join(unknown[:3])}. They were made for "
+            "another model."
+        )
+    own = {name: torch.empty_like(base[name]) for name in role.weights}
+    _fill(own, load_file(folder / WEIGHTS), "weights")
+    return own
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    save_file({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}, file)
 
 
 def _fill(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:

@@ -8,6 +8,8 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 Json = JsonValue
+Weights = Literal["lora", "full"]
+"""How all roles of a trunk are held: as adapters on its one base, or each with all weights as its own."""
 
 
 class Settings(BaseModel):

@@ -150,7 +150,7 @@ class Registry:
             left_behind[0]
             if left_behind
             else client.create_logged_model(
-                experiment_id, model, source_run_id=run_id, tags=dict(tags), model_type="adapter"
+                experiment_id, model, source_run_id=run_id, tags=dict(tags), model_type="role"
             )
         )
         outputs = client.get_run(run_id).outputs

@@ -23,10 +23,11 @@ WITHOUT_TORCH = {
     "prompts_data",
 }
 MODELS = {"models", "pretrained", "tiny_model"}
+TRUNK = {"trunk", "forward", "adapters", "own_weights", "roles"}
 FLOORS = (
     WITH_TORCH | WITHOUT_TORCH,
     {"batch", "checkpoints"},
-    {"trunk", "roles", "generation"} | MODELS,
+    {"generation"} | TRUNK | MODELS,
     {"algorithms", "rewards", "annotators", "evals", "desk", "report"},
     {"stages"},
     {"tasks"},
@@ -39,7 +40,8 @@ SIDEWAYS = (
     {(room, other) for room in WITH_TORCH for other in WITH_TORCH | WITHOUT_TORCH}
     | {(room, other) for room in WITHOUT_TORCH for other in WITHOUT_TORCH}
     | {(room, other) for room in MODELS for other in MODELS}
-    | {("trunk", "models"), ("trunk", "roles"), ("generation", "models"), ("generation", "trunk")}
+    | {(room, other) for room in TRUNK for other in TRUNK}
+    | {("trunk", "models"), ("forward", "models"), ("generation", "models"), ("generation", "trunk")}
 )
 THROUGH_THE_DOOR = {
     ("algorithms", "rewards"),
@@ -164,7 +166,7 @@ def test_transformers_and_peft_are_known_to_trunk_models_and_generation_only() -
     outside = {
         module: names
         for module, names in _importers("transformers", "peft").items()
-        if _room(module) not in {"trunk", "generation"} | MODELS
+        if _room(module) not in {"generation"} | TRUNK | MODELS
     }
     assert outside == {}
 

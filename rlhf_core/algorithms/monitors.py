@@ -48,7 +48,7 @@ class Watch:
             raise BrokenInvariant(
                 "the policy starts as the reference, but its log-probabilities differ by up to "
                 f"{worst:.2e} from the reference's: KL would be measured against something else. "
-                "Check the reference and the adapter."
+                "Check the reference and the role's weights."
             )
         self._score_position(found)
         lengths = batch.response_mask.sum(-1).float().mean()
@@ -84,5 +84,5 @@ class Watch:
             raise BrokenInvariant(
                 f"step {step}: log ratios of the first minibatch reach {drift:.2e} where they must be 0: "
                 "the update sees other log-probabilities than the rollout did (dtype, padding, dropout or "
-                "adapter differ)"
+                "weights differ)"
             )

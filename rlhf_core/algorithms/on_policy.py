@@ -34,7 +34,7 @@ class OnPolicyKnobs(Settings):
     kl_budget: float = Field(default=12.0, gt=0)
     """The stage stops when the mean KL a completion to the policy it started from is above this, in nats."""
     learning_rate: float = Field(default=2e-4, ge=0, le=1)
-    """The policy's peak rate. LoRA wants about 1e-4 where full fine-tuning wants 1e-6: B starts at zero."""
+    """The policy's peak rate. An adapter wants about 1e-4 (B starts at 0), `weights: full` 1e-6 to 1e-5."""
     schedule: Schedule = "linear"
     """`linear` and `cosine` let both rates fall to zero over the stage."""
     warmup_steps: int = Field(default=0, ge=0)

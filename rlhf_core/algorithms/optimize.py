@@ -1,6 +1,6 @@
 """The only optimiser loop: epochs, minibatches, micro-batches; per pass forward and backward inside the role.
 
-Masters are float32 whatever the adapters compute in, and each role has its own optimiser, so that one role's
+Masters are float32 whatever the role computes in, and each role has its own optimiser, so that one role's
 gradient norm never scales another's step.
 """
 
@@ -26,7 +26,7 @@ class Optimizer(Settings):
     """AdamW (Loshchilov and Hutter, 2019) on the parameters of one role."""
 
     learning_rate: float = Field(default=1e-4, ge=0, le=1)
-    """Peak rate. LoRA wants about 1e-4 where full fine-tuning wants 1e-6: B starts at zero and is scaled."""
+    """Peak rate. An adapter wants about 1e-4, since B starts at zero; `weights: full` 1e-6 to 1e-5."""
     schedule: Schedule = "constant"
     """`linear` and `cosine` fall to zero over the stage."""
     warmup_steps: int = Field(default=0, ge=0)

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from rlhf_core.models import BaseModel, PackagedGGUF
-from rlhf_core.settings import Execution, Settings
-from rlhf_core.stages.context import StageContext
+from rlhf_core.settings import Execution, Settings, Weights
+from rlhf_core.stages.context import StageContext, TrunkFile
 from rlhf_core.trunk import Lora
 
 NAME, VERSION = "bootstrap", 2
@@ -19,9 +19,14 @@ class Bootstrap(Settings):
     base: BaseModel = PackagedGGUF()
     """Where the base model comes from; an instruct model needs no supervised fine-tuning first."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the trunk and its adapters compute in; `auto` is resolved when the project is opened."""
+    """What the trunk and its roles compute in; `auto` is resolved when the project is opened."""
     length_bucket: int = Field(default=64, ge=8, le=1024)
     """Rows are padded to multiples of this, by their own length alone."""
+    weights: Weights = "lora"
+    """What each role trains: an adapter on the one trunk, or with `full` a set of all weights of its own.
+
+    `full` uses no `lora` setting, here or elsewhere, and wants rates of 1e-6 to 1e-5.
+    """
     lora: Lora = Lora()
     """The policy's adapter."""
 
@@ -34,11 +39,15 @@ class BootstrapJob(Bootstrap):
 
 
 def resolve(settings: Bootstrap, execution: Execution) -> tuple[Bootstrap, Execution]:
-    """Both with `auto` replaced by what this machine has and computes fast in, when a project is opened."""
+    """Both with `auto` replaced by what this machine has and computes fast in, when a project is opened.
+
+    Weights that are trained themselves get float32: bfloat16 has no room for most steps of such small rates.
+    """
     from rlhf_core.hardware import best_device, best_dtype
 
     device = best_device() if execution.device == "auto" else execution.device
-    dtype = best_dtype(device) if settings.dtype == "auto" else settings.dtype
+    fast = best_dtype(device) if settings.weights == "lora" else "float32"
+    dtype = fast if settings.dtype == "auto" else settings.dtype
     return settings.model_copy(update={"dtype": dtype}), execution.model_copy(update={"device": device})
 
 
@@ -58,11 +67,11 @@ def run(context: StageContext) -> None:
     with context.output("trunk", "trunk") as folder:
         (folder / "model").mkdir()
         save_base(base, folder / "model")
-        described = {"dtype": settings.dtype, "length_bucket": settings.length_bucket}
-        (folder / "trunk.json").write_text(json.dumps(described, sort_keys=True))
+        said = TrunkFile(dtype=settings.dtype, length_bucket=settings.length_bucket, weights=settings.weights)
+        (folder / "trunk.json").write_text(json.dumps(said.model_dump(exclude_defaults=True), sort_keys=True))
     context.sink.progress(1, 2, "writing the first policy")
     loaded = load_trunk(context.store.open(context.outputs["trunk"]) / "model", torch_dtype(settings.dtype))
-    trunk = Trunk(loaded, context.outputs["trunk"].digest)
+    trunk = Trunk(loaded, context.outputs["trunk"].digest, weights=settings.weights)
     trunk.add_role("policy", settings.lora, context.seed)
     with context.output("policy", "policy") as folder:
         trunk.save_role("policy", folder)

@@ -1,21 +1,31 @@
 """What a stage is handed: its job, its inputs as folders, places to write to, and a sink for its numbers."""
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from rlhf_core.artifacts import ArtifactRef, Store
 from rlhf_core.checkpoints import Checkpoints
 from rlhf_core.metrics import Spool
-from rlhf_core.settings import Execution, Json, Settings
+from rlhf_core.settings import Execution, Json, Settings, Weights
 
 if TYPE_CHECKING:
     from rlhf_core.trunk import Trunk
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
+
+
+class TrunkFile(Settings):
+    """What `trunk.json` says beside the model. A default is left out: settings to come change no digest."""
+
+    dtype: Literal["float32", "bfloat16"]
+    """What the trunk computes in."""
+    length_bucket: int
+    """Rows are padded to multiples of this."""
+    weights: Weights = "lora"
+    """How its roles are held."""
 
 
 class Job(Settings):
@@ -100,11 +110,12 @@ def open_trunk(folder: Path, digest: str, execution: Execution) -> "Trunk":
 
     if execution.num_threads:
         torch.set_num_threads(execution.num_threads)
-    described = json.loads((folder / "trunk.json").read_bytes())
+    described = TrunkFile.model_validate_json((folder / "trunk.json").read_bytes())
     return Trunk(
-        load_trunk(folder / "model", torch_dtype(described["dtype"])),
+        load_trunk(folder / "model", torch_dtype(described.dtype)),
         digest,
+        weights=described.weights,
         device=best_device() if execution.device == "auto" else execution.device,
-        bucket=described["length_bucket"],
+        bucket=described.length_bucket,
         micro_batch_tokens=execution.tokens_per_micro_batch,
     )

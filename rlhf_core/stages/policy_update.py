@@ -13,7 +13,6 @@ from rlhf_core.rewards.model import ModelReward
 from rlhf_core.settings import Settings
 from rlhf_core.sources import read_rows
 from rlhf_core.stages.context import StageContext
-from rlhf_core.trunk import Trunk
 
 NAME, VERSION = "policy_update", 3
 
@@ -37,7 +36,7 @@ def run(context: StageContext) -> None:
     trunk = context.trunk()
     trunk.load_role("policy", context.input("policy"))
     algorithm = settings.algorithm
-    starts_as_initial = is_initial(trunk, "policy")
+    starts_as_initial = trunk.is_initial("policy")
     algorithm.start_reference(trunk, context.input("initial_policy"), starts_as_initial)
     trunk.load_role("reward", context.input("reward_model"))
     algorithm.start_critic(trunk)
@@ -64,8 +63,3 @@ def texts(context: StageContext) -> list[Prompt]:
     if "texts" not in context.job.inputs:
         return []
     return read_rows(context.input("texts") / "prompts.parquet", Prompt)
-
-
-def is_initial(trunk: Trunk, role: str) -> bool:
-    """Whether an adapter changes nothing: every B is zero, so the role is the bare trunk."""
-    return all(not p.any() for name, p in trunk.parameters(role).items() if ".lora_B." in name)

@@ -1,4 +1,4 @@
-"""reward_modeling: Bradley-Terry on every label so far: a linear probe, then a fresh adapter with it.
+"""reward_modeling: Bradley-Terry on every label so far: a linear probe, then fresh weights with it.
 
 Stiennon et al., 2020, section 3.4; all pairs of a prompt in one minibatch, each completion encoded once
 (Ouyang et al., 2022, section 3.5).
@@ -30,7 +30,7 @@ class RewardModeling(Settings):
     """How the reward model is trained."""
 
     lora: Lora = Lora()
-    """Its adapter; a smaller one memorises less."""
+    """Its adapter, where `bootstrap.weights` is lora; a smaller one memorises less."""
     pooling: Pooling = "last"
     """What its head reads of a completion: `last` is the habit, `mean` learns more from few pairs."""
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, schedule="linear")
@@ -38,7 +38,7 @@ class RewardModeling(Settings):
     probe_decay: float = Field(default=0.3, gt=0)
     """L2 penalty of the linear probe that the head starts from; more where labels are few or noisy."""
     num_epochs: int = Field(default=2, ge=0, le=50)
-    """Times every pair is seen by the adapter after the probe; more mostly memorises. 0 keeps the probe."""
+    """Times every pair is seen by the weights after the probe; more mostly memorises. 0 keeps the probe."""
     prompts_per_minibatch: int = Field(default=4, ge=1)
     """Prompts, each with all its pairs, in one step."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
@@ -52,7 +52,7 @@ class RewardModeling(Settings):
 
 
 def run(context: StageContext) -> None:
-    """Train on the pool, fit the normaliser, write adapter and head."""
+    """Train on the pool, fit the normaliser, write weights and head."""
     settings = context.settings(RewardModeling)
     trunk = context.trunk()
     trunk.add_role("reward", settings.lora, derive_seed(context.seed, "adapter"), head=settings.pooling)

@@ -65,10 +65,28 @@ def test_rounds_and_more_together_are_refused(tmp_path: Path) -> None:
 def test_a_project_keeps_its_base_and_its_adapter(tmp_path: Path) -> None:
     with_rounds(tmp_path, 1)
     other_seed = SETTINGS.bootstrap.base.model_copy(update={"seed": 5})
-    for update in ({"base": other_seed}, {"length_bucket": 64}):
+    for update in ({"base": other_seed}, {"length_bucket": 64}, {"weights": "full"}):
         changed = SETTINGS.model_copy(update={"bootstrap": SETTINGS.bootstrap.model_copy(update=update)})
         with pytest.raises(InvalidSettings, match="name a new project"):
             check(changed, tmp_path, None, None)
+
+
+def test_a_project_that_was_opened_before_a_setting_had_a_name_goes_on(tmp_path: Path) -> None:
+    bootstrap, _ = resolve(SETTINGS.bootstrap, SETTINGS.execution)
+    opened = {name: value for name, value in bootstrap.to_json().items() if name != "weights"}
+    record = ProjectRecord(
+        name=SETTINGS.project,
+        settings={"bootstrap": opened},
+        base=SETTINGS.bootstrap.base.fingerprint(),
+        inputs={"policy": REF},
+    )
+    Ledger(tmp_path / "projects", SETTINGS.project).open_project(record)
+    assert check(SETTINGS, tmp_path, None, None).bootstrap == bootstrap
+    full = SETTINGS.model_copy(
+        update={"bootstrap": SETTINGS.bootstrap.model_copy(update={"weights": "full"})}
+    )
+    with pytest.raises(InvalidSettings, match="kind of weights"):
+        check(full, tmp_path, None, None)
 
 
 def test_what_is_recorded_as_resolved_holds_no_auto(tmp_path: Path) -> None:

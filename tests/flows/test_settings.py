@@ -114,3 +114,37 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_run_file(path)
     with pytest.raises(InvalidSettings, match="there is no run file"):
         load_run_file(tmp_path)
+
+
+def test_rates_meant_for_adapters_are_doubted_where_all_weights_are_trained() -> None:
+    assert load_run_file(TINY).doubts() == []
+    plain = (
+        "bootstrap.weights=full",
+        "bootstrap.lora={rank: 16, alpha: 32}",
+        "reward_model.lora={rank: 16, alpha: 32}",
+    )
+    (doubt,) = load_run_file(TINY, plain).doubts()
+    for rate in (
+        "policy_update.algorithm.learning_rate 0.01",
+        "policy_update.algorithm.value_learning_rate 0.01",
+        "reward_model.optimizer.learning_rate 0.005",
+    ):
+        assert rate in doubt
+    slow = (
+        "policy_update.algorithm.learning_rate=1.0e-5",
+        "policy_update.algorithm.value_learning_rate=1.0e-4",  # the bound itself
+        "reward_model.num_epochs=0",  # its rate is used by nothing
+    )
+    assert load_run_file(TINY, [*plain, *slow]).doubts() == []
+
+
+def test_settings_that_full_weights_do_not_use_or_lose_by_are_doubted() -> None:
+    slow = (
+        "policy_update.algorithm={learning_rate: 1.0e-5, value_learning_rate: 1.0e-5}",
+        "reward_model.num_epochs=0",
+    )
+    run = load_run_file(TINY, ["bootstrap.weights=full", "bootstrap.dtype=bfloat16", *slow])
+    assert [doubt.partition(",")[0] for doubt in run.doubts()] == ["bootstrap.weights is full"] * 2
+    lost, unused = run.doubts()
+    assert "dtype is bfloat16" in lost
+    assert "bootstrap.lora and reward_model.lora: set, and used by nothing" in unused

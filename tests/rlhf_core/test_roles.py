@@ -11,13 +11,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_core.batch import TextBatch
+from rlhf_core.settings import Weights
 from rlhf_core.trunk import Lora, Trunk
 
 MakeTrunk = Callable[..., Trunk]
 Change = Callable[[dict[str, Tensor]], None]
+MODES: list[Weights] = ["lora", "full"]
+FILES = {
+    "lora": ["adapter_config.json", "adapter_model.safetensors", "head.safetensors", "role.json"],
+    "full": ["head.safetensors", "role.json", "weights.safetensors"],
+}
 
 # What transformers 5.24 says to peft 0.21 itself, whatever it loads.
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture(params=MODES)
+def weights(request: pytest.FixtureRequest) -> Weights:
+    """Both ways of holding roles."""
+    found: Weights = request.param
+    return found
 
 
 @pytest.fixture
@@ -43,7 +56,7 @@ def told(trunk: Trunk, role: str, batch: TextBatch) -> list[Tensor]:
 
 
 def test_a_role_is_the_same_bytes_however_often_and_from_wherever_it_is_saved(
-    saved: tuple[Trunk, Path], make_trunk: MakeTrunk, tmp_path: Path
+    saved: tuple[Trunk, Path], make_trunk: MakeTrunk, tmp_path: Path, weights: Weights
 ) -> None:
     trunk, folder = saved
     other = make_trunk()
@@ -54,9 +67,7 @@ def test_a_role_is_the_same_bytes_however_often_and_from_wherever_it_is_saved(
         again.mkdir(exist_ok=True)
         source.save_role(role, again)
         assert contents(again) == contents(folder)
-    assert sorted(contents(folder)) == [
-        "adapter_config.json", "adapter_model.safetensors", "head.safetensors", "role.json",
-    ]  # fmt: skip
+    assert sorted(contents(folder)) == FILES[weights]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,11 +95,23 @@ def test_no_path_and_no_metadata_is_inside_the_files(saved: tuple[Trunk, Path], 
             assert "__metadata__" not in header
 
 
-def test_an_adapter_of_another_trunk_is_refused(saved: tuple[Trunk, Path]) -> None:
+def test_a_role_of_another_trunk_is_refused(saved: tuple[Trunk, Path]) -> None:
     trunk, folder = saved
     trunk.digest = "e" * 64
     with pytest.raises(ValueError, match="trained on trunk dddddddddddd and this is eeeeeeeeeeee"):
         trunk.load_role("policy", folder)
+
+
+@pytest.mark.parametrize("weights", MODES)
+def test_a_role_of_the_other_kind_is_refused(
+    saved: tuple[Trunk, Path], make_trunk: MakeTrunk, weights: Weights
+) -> None:
+    other: Weights = "full" if weights == "lora" else "lora"
+    trunk = make_trunk(weights=other)
+    sentence = f"trained with `weights: {weights}`, and this trunk's roles are `weights: {other}`"
+    with pytest.raises(ValueError, match=sentence):
+        trunk.load_role("reward", saved[1])
+    assert trunk.roles == [] and trunk.heads == {}
 
 
 def drop(tensors: dict[str, Tensor]) -> None:
@@ -107,7 +130,15 @@ def retype(tensors: dict[str, Tensor]) -> None:
     tensors[max(tensors)] = tensors[max(tensors)].double()
 
 
-@pytest.mark.parametrize(("file", "what"), [("adapter_model", "adapter"), ("head", "head")])
+@pytest.mark.parametrize(
+    ("weights", "file", "what"),
+    [
+        ("lora", "adapter_model", "adapter"),
+        ("lora", "head", "head"),
+        ("full", "weights", "weights"),
+        ("full", "head", "head"),
+    ],
+)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -147,7 +178,7 @@ def test_a_head_that_was_lost_is_missed(saved: tuple[Trunk, Path]) -> None:
     assert trunk.roles == ["reward"]
 
 
-def test_an_adapter_in_another_dtype_than_the_trunks_is_refused(
+def test_a_role_in_another_dtype_than_the_trunks_is_refused(
     saved: tuple[Trunk, Path], make_trunk: MakeTrunk
 ) -> None:
     with pytest.raises(ValueError, match=r"is torch.float32 .*the trunk wants torch.bfloat16"):
@@ -155,6 +186,7 @@ def test_an_adapter_in_another_dtype_than_the_trunks_is_refused(
 
 
 @PEFT_ASKS
+@pytest.mark.parametrize("weights", ["lora"])
 @pytest.mark.parametrize("last_layers", [0, 1])
 def test_plain_peft_reads_a_saved_adapter_and_says_the_same(
     make_trunk: MakeTrunk, stir: Callable[..., None], tmp_path: Path, last_layers: int

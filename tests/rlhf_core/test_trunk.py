@@ -1,4 +1,7 @@
-"""Roles on one trunk: a row's numbers are its own, a role's weights are too, the trunk is never touched."""
+"""Roles on one trunk: a row's numbers are its own, a role's weights are too, the trunk is never touched.
+
+All of it holds for adapters and for weights of a role's own, unless a test says that it is about adapters.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,7 @@ from transformers import (
 from rlhf_core.batch import TextBatch
 from rlhf_core.kl import KLEstimator, kl_per_token
 from rlhf_core.models import Base, FolderModel, TinyModel, load_base
+from rlhf_core.settings import Weights
 from rlhf_core.tiny_model import byte_tokenizer
 from rlhf_core.trunk import Lora, ScalarHead, Trunk
 
@@ -35,6 +39,13 @@ MIXED = [
     (64, 1), (1, 1), (20, 44), (7, 50), (33, 12), (128, 20), (2, 62), (16, 16),
 ]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=["lora", "full"])
+def weights(request: pytest.FixtureRequest) -> Weights:
+    """Both ways of holding roles."""
+    found: Weights = request.param
+    return found
 
 
 def trained(make_trunk: MakeTrunk, stir: Stir, **how: object) -> Trunk:
@@ -218,7 +229,7 @@ def test_a_score_is_the_heads_number_at_the_last_token_after_the_normaliser(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_fresh_adapter_changes_no_bit_and_is_at_kl_zero(
+def test_a_fresh_role_changes_no_bit_and_is_at_kl_zero(
     make_trunk: MakeTrunk, make_batch: MakeBatch, dtype: torch.dtype
 ) -> None:
     trunk = make_trunk(dtype)
@@ -233,6 +244,7 @@ def test_a_fresh_adapter_changes_no_bit_and_is_at_kl_zero(
     assert not kl_per_token(logprobs, ref_logprobs, batch.response_mask, KLEstimator.K1).any()
 
 
+@pytest.mark.parametrize("weights", ["lora"])
 def test_adapters_are_drawn_from_their_seed_and_leave_the_global_generator_alone(
     make_trunk: MakeTrunk,
 ) -> None:
@@ -342,6 +354,7 @@ def test_the_same_name_twice_is_refused(make_trunk: MakeTrunk) -> None:
         trunk.add_role("policy", LORA, seed=1)
 
 
+@pytest.mark.parametrize("weights", ["lora"])
 def test_last_layers_adapts_only_those(make_trunk: MakeTrunk) -> None:
     trunk = make_trunk()
     trunk.add_role("policy", Lora(last_layers=1), seed=0)
@@ -448,7 +461,7 @@ def test_a_trunk_is_as_good_as_new_after_an_exception_inside_a_role(
     assert_equal(numbers(trunk, batch), wanted)
 
 
-# The adapter in the weights
+# A role as plain weights
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -478,6 +491,7 @@ def test_a_merged_role_says_nearly_the_same_and_the_trunk_gets_its_own_tensors_b
     assert torch.equal(numbers(trunk, batch, 1.0)["logprobs"], wanted)
 
 
+@pytest.mark.parametrize("weights", ["lora"])
 def test_a_merge_that_fails_half_way_leaves_the_trunk_as_it_was(make_trunk: MakeTrunk, stir: Stir) -> None:
     trunk = trained(make_trunk, stir)
     before = {name: p.detach().clone() for name, p in trunk.model.named_parameters() if "lora" not in name}
@@ -509,7 +523,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 @pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Trunk]:
+def family(request: pytest.FixtureRequest, tmp_path: Path, weights: Weights) -> Callable[..., Trunk]:
     """Makes trunks of one family from a saved folder."""
     folder = tmp_path / "model"
     with torch.random.fork_rng():
@@ -522,7 +536,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Trun
     byte_tokenizer().save_pretrained(folder)
 
     def make(dtype: torch.dtype = torch.float32) -> Trunk:
-        return Trunk(load_base(FolderModel(path=str(folder)), dtype), "f" * 64)
+        return Trunk(load_base(FolderModel(path=str(folder)), dtype), "f" * 64, weights=weights)
 
     return make
 

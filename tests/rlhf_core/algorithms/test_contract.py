@@ -11,14 +11,19 @@ from rlhf_core.algorithms import AlgorithmSettings
 from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.generation import Sampling
 from rlhf_core.metrics import Spool, read_lines
-from rlhf_core.settings import Settings
+from rlhf_core.settings import Settings, Weights
 from rlhf_core.trunk import Trunk
 from tests.doors import members
 
 # What a tiny trunk learns from in seconds; whatever else a member has stays as shipped.
-QUICK = {"num_steps": 10, "rollouts_per_step": 32, "learning_rate": 2e-2, "value_learning_rate": 1e-2}
+QUICK = {"num_steps": 10, "rollouts_per_step": 32}
+RATES: dict[Weights, dict[str, float]] = {
+    "lora": {"learning_rate": 2e-2, "value_learning_rate": 1e-2},
+    "full": {"learning_rate": 2e-3, "value_learning_rate": 1e-3},
+}
 
 
+@pytest.mark.parametrize("weights", RATES)
 @pytest.mark.parametrize("member", members(AlgorithmSettings))
 def test_an_algorithm_earns_more_reward_and_leaves_every_other_role_as_it_was(
     member: type[Settings],
@@ -26,6 +31,7 @@ def test_an_algorithm_earns_more_reward_and_leaves_every_other_role_as_it_was(
     make_data: Callable[..., PolicyData],
     sink: Spool,
     stir: Callable[..., None],
+    weights: Weights,
 ) -> None:
     trunk = make_roles()
     trunk.copy_role("reward", "bystander")
@@ -34,7 +40,9 @@ def test_an_algorithm_earns_more_reward_and_leaves_every_other_role_as_it_was(
     served = {"policy", "value"}
     before = _weights(trunk, served)
     policy = {name: weight.clone() for name, weight in trunk.parameters("policy").items()}
-    settings: Any = member.model_validate({k: v for k, v in QUICK.items() if k in member.model_fields})
+    settings: Any = member.model_validate(
+        {k: v for k, v in {**QUICK, **RATES[weights]}.items() if k in member.model_fields}
+    )
     settings.build(Sampling(max_new_tokens=12)).train(trunk, make_data(), sink)
 
     after = _weights(trunk, served)
@@ -51,12 +59,13 @@ def test_an_algorithm_earns_more_reward_and_leaves_every_other_role_as_it_was(
 
 
 def _weights(trunk: Trunk, served: set[str]) -> dict[str, torch.Tensor]:
-    """Every number of the trunk, its adapters and heads, but for those of the roles served."""
-    everything = {**dict(trunk.model.named_parameters()), **dict(trunk.model.named_buffers())}
-    everything |= {f"head.{r}.{n}": t for r, h in trunk.heads.items() for n, t in h.state_dict().items()}
-    own = {f".{role}." for role in served}
-    return {
-        name: tensor.detach().clone()
-        for name, tensor in everything.items()
-        if not any(f"{name}.".find(mark) >= 0 for mark in own)
+    """Every number of the base, and of the roles and heads but for those of the roles served."""
+    everything = {
+        **{n: t for n, t in trunk.model.named_parameters() if ".lora_" not in n},
+        **dict(trunk.model.named_buffers()),
     }
+    for role in set(trunk.roles) - served:
+        everything |= {f"{role} {name}": tensor for name, tensor in trunk.parameters(role).items()}
+        head = trunk.heads.get(role)
+        everything |= {f"{role} {name}": tensor for name, tensor in head.named_buffers()} if head else {}
+    return {name: tensor.detach().clone() for name, tensor in everything.items()}

@@ -65,10 +65,15 @@ def weights(trunk: Trunk, *roles: str) -> dict[str, Tensor]:
 
 
 def everything_but(trunk: Trunk, role: str) -> dict[str, Tensor]:
-    """A copy of every tensor of the model and of the heads that is not the role's."""
-    heads = {f".{r}.head {n}": t for r, head in trunk.heads.items() for n, t in head.state_dict().items()}
-    named = {**trunk.model.state_dict(), **heads}
-    return {name: tensor.clone() for name, tensor in named.items() if f".{role}." not in name}
+    """A copy of every tensor of the base, and of the other roles and their heads."""
+    base = {name: t.clone() for name, t in trunk.model.state_dict().items() if ".lora_" not in name}
+    heads = {
+        f"{r} normaliser {n}": t.clone()
+        for r, head in trunk.heads.items()
+        for n, t in head.named_buffers()
+        if r != role
+    }
+    return {**base, **heads, **weights(trunk, *(other for other in trunk.roles if other != role))}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -159,6 +164,7 @@ def test_too_few_rows_for_a_minibatch_are_refused(make: Make, rollouts: RolloutB
 # A role keeps its own
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_only_the_trained_role_moves(make: Make, rollouts: RolloutBatch) -> None:
     trunk = make()
     before, own = everything_but(trunk, "value"), weights(trunk, "value")
@@ -167,6 +173,7 @@ def test_only_the_trained_role_moves(make: Make, rollouts: RolloutBatch) -> None
     assert not any(torch.equal(p, own[name]) for name, p in weights(trunk, "value").items())
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_a_huge_gradient_of_one_role_does_not_scale_anothers_step(make: Make, rollouts: RolloutBatch) -> None:
     found = []
     for roles in (["value"], ["policy", "value"]):
@@ -180,6 +187,7 @@ def test_a_huge_gradient_of_one_role_does_not_scale_anothers_step(make: Make, ro
 # Steps
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_a_learning_rate_of_zero_changes_no_bit(make: Make, rollouts: RolloutBatch) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         trunk = make(dtype=dtype)
@@ -258,26 +266,27 @@ def test_adam_has_the_eps_of_ppo_and_no_weight_decay(make: Make) -> None:
     assert (group["eps"], group["weight_decay"]) == (1e-5, 0.0)
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_masters_add_up_steps_too_small_for_bf16(make: Make) -> None:
     trunk = make(dtype=torch.bfloat16)
-    adapter = list(trunk.parameters("policy").values())
-    for parameter in adapter:
+    policy = list(trunk.parameters("policy").values())
+    for parameter in policy:
         parameter.data.fill_(0.1)
-    start = adapter[0].flatten()[0].item()
+    start = policy[0].flatten()[0].item()
     optimizer = RoleOptimizer(trunk, "policy", Optimizer(learning_rate=1e-5), 1)
 
     def step() -> None:
-        for parameter in adapter:
+        for parameter in policy:
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
 
     step()
     # 1e-5 is a fiftieth of the distance 2^-11 between two bf16 numbers near 0.1.
-    assert all((p == start).all() for p in adapter)
+    assert all((p == start).all() for p in policy)
     for _ in range(99):
         step()
     # Adam moves by the rate a step under a constant gradient: 1e-3 in all, which is 2.05 distances.
-    assert all((p == start - 2 * 2**-11).all() for p in adapter)
+    assert all((p == start - 2 * 2**-11).all() for p in policy)
 
 
 def test_what_is_yielded_is_not_stepped_on_when_the_consumer_stops(

@@ -46,9 +46,11 @@ def logged(sink: Spool, name: str) -> list[float]:
 
 
 def state(trunk: Trunk) -> dict[str, Tensor]:
-    """A copy of every tensor of model and heads, by name."""
-    heads = {f"{role} {n}": t for role, head in trunk.heads.items() for n, t in head.state_dict().items()}
-    return {n: t.detach().clone() for n, t in {**trunk.model.state_dict(), **heads}.items()}
+    """A copy of every tensor of the base, and of each role and its head under the role's name."""
+    base = {n: t for n, t in trunk.model.state_dict().items() if ".lora_" not in n}
+    roles = {f"{role} {n}": p for role in trunk.roles for n, p in trunk.parameters(role).items()}
+    heads = {f"{role} head.{n}": t for role, head in trunk.heads.items() for n, t in head.named_buffers()}
+    return {n: t.detach().clone() for n, t in {**base, **roles, **heads}.items()}
 
 
 def moved(trunk: Trunk, before: dict[str, Tensor]) -> set[str]:
@@ -236,6 +238,7 @@ def test_a_refreshed_reference_is_the_policy_of_that_step(
 # What a run says of itself
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_first_ratio_of_every_step_is_exactly_1(
     make_roles: Make, make_data: MakeData, sink: Spool, dtype: torch.dtype
@@ -249,8 +252,9 @@ def test_the_first_ratio_of_every_step_is_exactly_1(
     assert logged(sink, "objective/kl")[2] > 0  # and yet it moved
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 @pytest.mark.parametrize("estimator", list(KLEstimator))
-def test_a_fresh_adapter_starts_at_a_kl_of_exactly_0(
+def test_a_fresh_policy_starts_at_a_kl_of_exactly_0(
     make_roles: Make, make_data: MakeData, sink: Spool, estimator: KLEstimator
 ) -> None:
     train(make_roles(), make_data(), sink, kl_estimator=estimator, num_steps=1)
@@ -259,6 +263,7 @@ def test_a_fresh_adapter_starts_at_a_kl_of_exactly_0(
     assert logged(sink, "objective/rlhf_reward") == logged(sink, "objective/scores")
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_kl_to_the_start_is_not_kl_to_the_reference(
     make_roles: Make, make_data: MakeData, sink: Spool
 ) -> None:
@@ -273,15 +278,18 @@ def test_kl_to_the_start_is_not_kl_to_the_reference(
 # What moves
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_rates_of_zero_change_no_bit_and_no_ratio(make_roles: Make, make_data: MakeData, sink: Spool) -> None:
     trunk = make_roles(policy_moved=True)
     before = state(trunk)
-    train(trunk, make_data(from_reference=False), sink, learning_rate=0, value_learning_rate=0)
+    still = {"learning_rate": 0, "value_learning_rate": 0, "kl_budget": 1e3}
+    train(trunk, make_data(from_reference=False), sink, **still)
     assert moved(trunk, before) == set()
     assert logged(sink, "policy/max_log_ratio") == logged(sink, "policy/approxkl") == [0, 0]
     assert logged(sink, "policy/minibatches") == [4, 4]
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_only_policy_and_critic_move_and_each_by_its_own_rate(
     make_roles: Make, make_data: MakeData, sink: Spool
 ) -> None:
@@ -293,9 +301,10 @@ def test_only_policy_and_critic_move_and_each_by_its_own_rate(
         train(trunk, make_data(), sink, **{**dict.fromkeys(rates, 0), rate: 1e-3})
         found = moved(trunk, before)
         assert found
-        assert all(f".{role}." in name or name.startswith(f"{role} ") for name in found)
+        assert all(name.startswith(f"{role} ") for name in found)
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_a_seed_gives_the_same_policy_and_critic_to_the_bit(
     make_roles: Make, make_data: MakeData, sink: Spool
 ) -> None:
@@ -308,12 +317,13 @@ def test_a_seed_gives_the_same_policy_and_critic_to_the_bit(
     (trunk, first), (_, again), (_, other) = runs
     assert all(torch.equal(first[name], again[name]) for name in first)
     for role in ("policy", "value"):
-        assert any(not torch.equal(first[name], other[name]) for name in first if role in name)
+        assert any(not torch.equal(first[name], other[name]) for name in first if name.startswith(f"{role} "))
 
 
 # When it stops
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_epochs_stop_before_the_next_step_once_the_update_has_drifted(
     make_roles: Make, make_data: MakeData, sink: Spool
 ) -> None:

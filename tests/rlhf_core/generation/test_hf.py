@@ -67,6 +67,7 @@ def test_an_end_token_at_the_very_limit_is_an_end(trunk: Trunk) -> None:
 # A row's randomness is its own
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_a_sample_does_not_depend_on_what_is_decoded_beside_it(trunk: Trunk) -> None:
     together = sample(trunk, PROMPTS, SEEDS, max_new_tokens=24)
     alone = [sample(trunk, [PROMPTS[i]], [SEEDS[i]], max_new_tokens=24)[0] for i in range(0, 40, 2)]
@@ -121,6 +122,7 @@ def chi_square(counts: torch.Tensor, p: torch.Tensor) -> tuple[float, int]:
     return ((observed - expected).square() / expected).sum().item(), len(expected) - 1
 
 
+@pytest.mark.parametrize("weights", ["lora", "full"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_are_as_frequent_as_the_model_says(trunk: Trunk, temperature: float) -> None:
     prompt = PROMPTS[5]
@@ -178,12 +180,14 @@ def test_the_defaults_that_a_model_brings_along_change_nothing(trunk: Trunk) -> 
     assert trunk.model.generation_config is own
 
 
-def test_samples_come_from_the_role_that_is_asked_for(trunk: Trunk) -> None:
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_samples_come_from_the_role_that_is_asked_for(trunk: Trunk, weights: str) -> None:
     moved = sample(trunk, PROMPTS, SEEDS, max_new_tokens=12)
     still = sample(trunk, PROMPTS, SEEDS, role="reference", max_new_tokens=12)
     assert equal_share(moved, still) < 0.5
-    # One weight of the adapter, and nothing that was sampled before is remembered.
-    weight = trunk.parameters("policy")["model.layers.1.mlp.down_proj.lora_B.weight"]
+    # One weight of the role, and nothing that was sampled before is remembered.
+    name = {"lora": "lora_B.weight", "full": "weight"}[weights]
+    weight = trunk.parameters("policy")[f"model.layers.1.mlp.down_proj.{name}"]
     with torch.no_grad():
         weight[0, 0] += 3
     assert equal_share(sample(trunk, PROMPTS, SEEDS, max_new_tokens=12), moved) < 1

@@ -4,18 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from flows.settings import RunSettings, load_run_file
 from rlhf_core.artifacts import ArtifactRef, Store
-from rlhf_core.models import load_trunk
 from rlhf_core.records import Choice, Completion, Preference, StopReason, compare
 from rlhf_core.settings import Execution, Settings
 from rlhf_core.sources import read_prompts, write_rows
 from rlhf_core.stages import job_key, run_job
 from rlhf_core.stages.bootstrap import BootstrapJob
 from rlhf_core.stages.comparison import Compare
-from rlhf_core.stages.context import Job
+from rlhf_core.stages.context import Job, open_trunk
 from rlhf_core.stages.preferences import PreferencesJob
 from rlhf_core.stages.reward_validation import RewardValidationJob
 from rlhf_core.trunk import Trunk
@@ -84,12 +81,12 @@ class Chain:
     def trunk(self) -> Trunk:
         """The trunk that bootstrap made, with no role yet."""
         ref = self.made["bootstrap"]["trunk"]
-        return Trunk(load_trunk(self.open(ref) / "model", torch.float32), ref.digest, bucket=32)
+        return open_trunk(self.open(ref), ref.digest, self.execution)
 
 
-def play(chain: Chain) -> RunSettings:
+def play(chain: Chain, *overrides: str) -> RunSettings:
     """Every stage of a first round, from the base model to the decision."""
-    run = load_run_file(RUN_FILE, SMALLER)
+    run = load_run_file(RUN_FILE, (*SMALLER, *overrides))
     started = chain.run("bootstrap", BootstrapJob(**run.bootstrap.model_dump(), fingerprint="tiny"), {})
     trunk = {"trunk": started["trunk"]}
     policy = {"policy": started["policy"]}
