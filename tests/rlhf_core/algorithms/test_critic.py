@@ -37,7 +37,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("critic", "weights", "zero"),
+    ("critic", "copied", "zero"),
     [
         ("reward_model", "reward", False),
         ("zero_head", "reward", True),
@@ -46,12 +46,12 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     ],
 )
 def test_a_critic_starts_with_the_weights_and_the_head_it_is_named_by(
-    roles: Trunk, critic: str, weights: str, zero: bool
+    roles: Trunk, critic: str, copied: str, zero: bool
 ) -> None:
     knobs = CriticKnobs.model_validate({"critic": critic})
     knobs.start_critic(roles)
     role = knobs.critic_role
-    assert equal(adapter(roles, role), adapter(roles, weights))
+    assert equal(adapter(roles, role), adapter(roles, copied))
     head, reward = roles.heads[role].state_dict(), roles.heads["reward"].state_dict()
     if zero:
         assert {name: float(tensor.abs().sum()) for name, tensor in head.items()} == {
