@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rlhf_core.advantages import gae, token_rewards
 from rlhf_core.algorithms.experience import Experience, PromptStream, collect_experience
-from rlhf_core.algorithms.monitors import Watch
+from rlhf_core.algorithms.invariants import Watch
+from rlhf_core.algorithms.monitors import Watcher
 from rlhf_core.algorithms.optimize import Diagnostics, Optimizer, Pass, RoleOptimizer, optimize
 from rlhf_core.artifacts import derive_seed
 from rlhf_core.batch import RolloutBatch
@@ -110,6 +111,8 @@ class PolicyData:
     """The policy starts as the initial policy: then its KL to the reference must start at exactly 0."""
     watched: RewardSource | None = None
     """A score that is logged as `objective/gold` and used for nothing."""
+    monitors: Watcher | None = None
+    """What looks at every step and may end the stage; it changes nothing else."""
 
 
 class PPOAlgorithm:
@@ -127,7 +130,7 @@ class PPOAlgorithm:
             "policy": RoleOptimizer(trunk, "policy", settings.optimizer(settings.learning_rate), steps),
             "value": RoleOptimizer(trunk, "value", settings.optimizer(settings.value_learning_rate), steps),
         }
-        watch = Watch(sink, trunk.device.type, settings.kl_coef)
+        watch = Watch(trunk.device.type, settings.kl_coef)
         for step in range(settings.num_steps):
             times: dict[str, float] = {}
             found = self.experience(step, trunk, data, times)
@@ -138,7 +141,12 @@ class PPOAlgorithm:
             metrics = {**self.describe(found, to_start), **updates, **times}
             if data.watched is not None:
                 metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
+            alarms = data.monitors.step(step, found, metrics) if data.monitors is not None else []
+            if data.monitors is not None:
+                metrics["policy/alarms"] = float(data.monitors.num_alarmed)
             sink.log(step, metrics)
+            for alarm in alarms:
+                sink.alarm(alarm.line)
             sink.progress(
                 step + 1,
                 settings.num_steps,
@@ -149,6 +157,8 @@ class PPOAlgorithm:
                     f"KL to the round's start is {to_start:.2f}, over its budget {settings.kl_budget}: ended"
                 )
                 return "kl_budget"
+            if data.monitors is not None and data.monitors.ended is not None:
+                return data.monitors.ended
         return "num_steps"
 
     def experience(self, step: int, trunk: Trunk, data: PolicyData, times: dict[str, float]) -> Experience:
@@ -197,7 +207,7 @@ class PPOAlgorithm:
     ) -> dict[str, float]:
         """Epochs of clipped updates on one batch, until the update's approximate KL is over its target."""
         s = self.settings
-        means, done, first = WeightedMeans(), 0, True
+        means, done, first, furthest = WeightedMeans(), 0, True, 0.0
         walk = optimize(
             trunk,
             batch,
@@ -212,6 +222,7 @@ class PPOAlgorithm:
             if first:
                 watch.first_minibatch(step, found)
                 first = False
+            furthest = max(furthest, found["policy/approxkl"])
             if found["policy/approxkl"] > s.target_kl:
                 break
             taken.append(found)
@@ -220,7 +231,7 @@ class PPOAlgorithm:
         for found in taken:  # a minibatch that was skipped is counted, and its numbers enter no mean
             means.add({name: value for name, value in found.items() if math.isfinite(value)})
         renamed = {_metric_name(name): value for name, value in means.means().items()}
-        return {**renamed, "policy/minibatches": float(done)}
+        return {**renamed, "policy/minibatches": float(done), "policy/approxkl_max": furthest}
 
     @torch.no_grad()
     def kl_to_start(self, trunk: Trunk, batch: RolloutBatch) -> float:
@@ -249,6 +260,7 @@ class PPOAlgorithm:
             "value/explained_variance": float(explained_variance(b.values, b.returns, b.response_mask)),
             "value/mean": float(masked_mean(b.values, b.response_mask)),
             **found.stops(),
+            **found.sameness(),
         }
 
     def _policy_loss(self, trunk: Trunk, part: RolloutBatch, denom: int) -> tuple[Tensor, Diagnostics]:

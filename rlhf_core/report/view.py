@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rlhf_core.alarms import MonitorsReport
 from rlhf_core.gates import Estimate
 from rlhf_core.ledger import GateResult, StageRecord
 
@@ -66,3 +67,5 @@ class RoundView:
     links: dict[str, str]
     """Name to address, or to the command that shows it."""
     settings_yaml: str
+    monitors: MonitorsReport | None = None
+    """What watched the policy update, where it came to one."""

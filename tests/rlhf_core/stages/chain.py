@@ -127,7 +127,8 @@ def play(chain: Chain) -> RunSettings:
             "champion_policy": started["policy"],
         },
     )
-    chain.run("promotion", run.promotion, chain.made["comparison"])
+    seen = {"monitors": candidate["monitors"]}
+    chain.run("promotion", run.promotion, {**chain.made["comparison"], **seen})
     return run
 
 
