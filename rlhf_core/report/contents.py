@@ -52,8 +52,8 @@ Row = tuple[str, Estimate | None]
 
 MONITOR_COLUMNS = ("monitor", "action", "state", "worst seen", "what to change")
 READ_MONITORS = (
-    "What looked at every step of the policy update. An alarm is said once when it begins and once when it is "
-    "over; beside it stands what to change."
+    "What looked at every step of the policy update. An alarm is said once when it begins and once when it "
+    "is over; beside it stands what to change."
 )
 
 

@@ -59,7 +59,7 @@ def _ended(context: StageContext) -> list[GateResult]:
             value=1.0,
             bound=1.0,
             passed=False,
-            sentence=f"policy/ended_by_monitor is 1: the monitor {report.ended_by} ended the policy update at "
-            f"step {steps[0]}, and what was stopped for going wrong is not promoted: failed",
+            sentence=f"policy/ended_by_monitor is 1: the monitor {report.ended_by} ended the policy update "
+            f"at step {steps[0]}, and what was stopped for going wrong is not promoted: failed",
         )
     ]

@@ -1,4 +1,4 @@
-"""What a monitor is: a step's numbers in, readings beside their limits out; knows no sink and no other monitor."""
+"""What a monitor is: a step's numbers in, readings beside their limits out; knows no sink."""
 
 import math
 from abc import abstractmethod
@@ -31,7 +31,7 @@ class Seen:
         return value if value is not None and math.isfinite(value) else None
 
     def tokens(self, tensor: Tensor | None) -> Tensor | None:
-        """[N] of a tensor [B, T] over the tokens that count; none where it was not computed or is not finite."""
+        """[N] of a tensor [B, T] where tokens count; none where it was not computed or is not finite."""
         if tensor is None:
             return None
         counted = tensor[self.found.batch.response_mask].float()

@@ -1,4 +1,4 @@
-"""Monitors of what the reward pays for: whether the gold score agrees, length, and scores far from all others."""
+"""Monitors of what the reward pays for: whether gold agrees, length, scores far from all others."""
 
 import math
 from collections.abc import Sequence
@@ -24,13 +24,11 @@ class GoldFalls(Monitor):
     window: int = Field(default=8, ge=4)
     """Steps over which a line is laid."""
 
-    looks_at: ClassVar[str] = (
-        "slopes of `objective/scores` and `objective/gold` (needs `policy_update.watched`)"
-    )
+    looks_at: ClassVar[str] = "slopes of `objective/scores` and `objective/gold` (needs a `watched` score)"
     why: ClassVar[str] = "The policy is learning what the reward model gets wrong (Gao et al., 2023)"
     advice: ClassVar[str] = (
-        "raise `policy_update.algorithm.kl_coef`, or lower `num_steps` or `kl_budget` to end before gold bends; "
-        "then label completions of this policy, so that the next reward model knows better"
+        "raise `policy_update.algorithm.kl_coef`, or lower `num_steps` or `kl_budget` to end before gold "
+        "bends; then label completions of this policy, so that the next reward model knows better"
     )
 
     def look(self, seen: Seen, memory: Memory) -> list[Reading]:
@@ -112,9 +110,7 @@ class ScoreOutliers(Monitor):
     """Robust standard deviations above the step's median that the highest score may lie."""
 
     looks_at: ClassVar[str] = "the step's highest score over its median, in robust deviations"
-    why: ClassVar[str] = (
-        "A completion that pays many times more than all others is more often a hole than good"
-    )
+    why: ClassVar[str] = "A completion that pays far more than all others is more often a hole than good"
     advice: ClassVar[str] = (
         "read the examples; if they are not that good, label such completions, or lower "
         "`policy_update.algorithm.learning_rate` until the reward model knows them"

@@ -78,8 +78,8 @@ class LengthDrift(Monitor):
     looks_at: ClassVar[str] = "`rollout/response_length` over the first step's"
     why: ClassVar[str] = "Length that runs away is often what a reward model likes, or avoids, by mistake"
     advice: ClassVar[str] = (
-        "look whether scores follow length (`score_length`) and label pairs of like quality and unlike length; "
-        "raise `policy_update.algorithm.kl_coef`, or bound `policy_update.sampling.max_new_tokens`"
+        "look whether scores follow length (`score_length`) and label pairs of like quality and unlike "
+        "length; raise `policy_update.algorithm.kl_coef`, or bound `policy_update.sampling.max_new_tokens`"
     )
 
     def look(self, seen: Seen, memory: Memory) -> list[Reading]:
@@ -107,8 +107,8 @@ class Truncation(Monitor):
     looks_at: ClassVar[str] = "`rollout/stop.length`, and its rise since the first step"
     why: ClassVar[str] = "A completion that is cut is scored at a place where nothing ended"
     advice: ClassVar[str] = (
-        "raise `policy_update.sampling.max_new_tokens` and the labelled rollouts' with it, or find out why the "
-        "reward pays for not ending"
+        "raise `policy_update.sampling.max_new_tokens` and the labelled rollouts' with it, or find out why "
+        "the reward pays for not ending"
     )
 
     def look(self, seen: Seen, memory: Memory) -> list[Reading]:

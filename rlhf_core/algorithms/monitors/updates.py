@@ -52,8 +52,8 @@ class NegativeKL(Monitor):
     why: ClassVar[str] = (
         "KL is never negative, so the samples do not come from the policy whose log-probabilities are taken, "
         "and the penalty has become a bonus. Likely causes: a sampler that filters (top-k, top-p, a minimum "
-        "length, a repetition penalty) or draws at another temperature; a sampler with older weights; padding "
-        "or positions that differ between sampling and training; another reference than was meant"
+        "length, a repetition penalty) or draws at another temperature; a sampler with older weights; "
+        "padding or positions that differ between sampling and training; another reference than was meant"
     )
     advice: ClassVar[str] = (
         "sample from the whole distribution (no top-k, no top-p), at `policy_update.sampling.temperature`, "
@@ -149,8 +149,8 @@ class CriticDead(Monitor):
     looks_at: ClassVar[str] = "`value/explained_variance` over a window, and whether it rises"
     why: ClassVar[str] = "The critic adds noise to every advantage instead of taking it away"
     advice: ClassVar[str] = (
-        "raise `policy_update.algorithm.value_learning_rate`, widen `value_clip_range` or set it to null, and "
-        "look whether `optim/value_grad_norm` is 0"
+        "raise `policy_update.algorithm.value_learning_rate`, widen `value_clip_range` or set it to null, "
+        "and look whether `optim/value_grad_norm` is 0"
     )
 
     def look(self, seen: Seen, memory: Memory) -> list[Reading]:
@@ -199,9 +199,7 @@ class AdvantageExplosion(Monitor):
     largest: float = Field(default=15.0, gt=1)
     """Standard deviations that the largest whitened advantage may have."""
 
-    looks_at: ClassVar[str] = (
-        "deviation of the raw advantages over its median so far; the largest whitened one"
-    )
+    looks_at: ClassVar[str] = "deviation of raw advantages over its median so far; the largest whitened one"
     why: ClassVar[str] = "A few tokens, or a reward on a new scale, decide the whole update"
     advice: ClassVar[str] = (
         "look at the scores of this step for one that is far from all others and mend the reward; then lower "
@@ -253,8 +251,8 @@ class NonFinite(Monitor):
 
     looks_at: ClassVar[str] = "`optim/<role>_skipped`, and every metric of the step"
     why: ClassVar[str] = (
-        "Optimiser steps whose gradients are not finite are skipped and counted; more than a few end the stage "
-        "as failed, and nothing is promoted"
+        "Optimiser steps whose gradients are not finite are skipped and counted; more than a few end the "
+        "stage as failed, and nothing is promoted"
     )
     advice: ClassVar[str] = (
         "lower `policy_update.algorithm.learning_rate`, or look at the scores of this step; in bfloat16, try "

@@ -101,15 +101,13 @@ class Watcher:
         try:
             loaded = _STATE.validate_python(dict(state))
         except ValidationError as error:
-            raise ValueError(
-                f"this is no state of monitors, so it cannot be gone on from: {error}"
-            ) from error
+            raise ValueError(f"this is no state of monitors, nothing can go on from it: {error}") from error
         if loaded.schema != SCHEMA or list(loaded.watched) != list(self._looking()):
             raise ValueError(
                 f"the state is of schema {loaded.schema} and watches {', '.join(loaded.watched)}; here is "
-                f"schema {SCHEMA}, watching {', '.join(self._looking())}: a resumed stage would alarm otherwise "
-                "than an undisturbed one. Resume with the settings and version it was started with, or start "
-                "the stage over."
+                f"schema {SCHEMA}, watching {', '.join(self._looking())}: a resumed stage would alarm "
+                "otherwise than an undisturbed one. Resume with the settings and version it was started "
+                "with, or start the stage over."
             )
         self._state = loaded
 

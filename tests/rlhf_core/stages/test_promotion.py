@@ -66,8 +66,8 @@ def test_a_candidate_whose_training_a_monitor_stopped_is_refused_whatever_it_mea
     assert not decision.promoted
     (failed,) = [gate for gate in decision.gates if not gate.passed]
     assert failed.sentence == (
-        "policy/ended_by_monitor is 1: the monitor kl ended the policy update at step 5, and what was stopped "
-        "for going wrong is not promoted: failed"
+        "policy/ended_by_monitor is 1: the monitor kl ended the policy update at step 5, and what was "
+        "stopped for going wrong is not promoted: failed"
     )
 
 

@@ -1,4 +1,4 @@
-"""Steps made by hand: experiences of a few rows whose every number is known, and monitors that look at them."""
+"""Steps made by hand: experiences of a few rows whose every number is known, for monitors to look at."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The watcher: an alarm is said once, counted, and said to be over; and a resumed one says what it would have."""
+"""The watcher: an alarm is said once, counted, and said to be over; a resumed one says the same."""
 
 import json
 import random
