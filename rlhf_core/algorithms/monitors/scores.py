@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rlhf_core.algorithms.monitors.looking import MAX_EXAMPLES, Memory, Monitor, Reading, Seen, median, shown
 
+FEWEST_STEPS = 6
+"""Steps that a line needs: through fewer, chance alone draws a steep one too often."""
 MAX_TREND = 99.0
 """What stands for a trend without any scatter."""
 NORMAL_DEVIATION = 1.4826
@@ -21,8 +23,8 @@ class GoldFalls(Monitor):
 
     trend: float = Field(default=3.0, gt=0)
     """Standard errors by which both must move, the proxy up and the gold down."""
-    window: int = Field(default=8, ge=4)
-    """Steps over which a line is laid."""
+    window: int = Field(default=8, ge=6)
+    """Steps over which a line is laid; with fewer than six there is none."""
 
     looks_at: ClassVar[str] = "slopes of `objective/scores` and `objective/gold` (needs a `watched` score)"
     why: ClassVar[str] = "The policy is learning what the reward model gets wrong (Gao et al., 2023)"
@@ -32,12 +34,12 @@ class GoldFalls(Monitor):
     )
 
     def look(self, seen: Seen, memory: Memory) -> list[Reading]:
-        """Once there are four steps with both."""
+        """Once there are enough steps with both."""
         proxy, gold = seen.number("objective/scores"), seen.number("objective/gold")
         if proxy is None or gold is None:
             return []
         proxies, golds = memory.last("proxy", proxy, self.window), memory.last("gold", gold, self.window)
-        if len(golds) < 4:
+        if len(golds) < FEWEST_STEPS:
             return []
         rises = trend(proxies) > self.trend
         return [

@@ -139,7 +139,7 @@ class ApproxKL(Monitor):
 class CriticDead(Monitor):
     """The critic stays worse than a constant and gets no better."""
 
-    explained_variance: float = Field(default=0.0, lt=1)
+    explained_variance: float = Field(default=-0.1, lt=1)
     """What it must explain at least once in the window."""
     window: int = Field(default=6, ge=2)
     """Steps looked back."""
