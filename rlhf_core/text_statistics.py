@@ -13,6 +13,9 @@ from typing import TypeVar
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 Row = Sequence[Hashable]
+Gram = tuple[Hashable, ...]
+Highest = tuple[int, int, int]
+"""An n-gram's highest count in a row, that row's number, and the highest count in any other row."""
 TokenType = TypeVar("TokenType", bound=Hashable)
 
 
@@ -66,15 +69,11 @@ def self_bleu(rows: Sequence[Row], max_n: int = 4) -> float:
     if len(rows) < 2:
         return 0.0
     counts = [[Counter(_ngrams(row, n)) for n in range(1, max_n + 1)] for row in rows]
-    best: dict[tuple[Hashable, ...], tuple[int, int, int]] = {}
-    for number, of_row in enumerate(counts):
-        for gram, count in (item for of_order in of_row for item in of_order.items()):
-            highest, owner, second = best.get(gram, (0, -1, 0))
-            best[gram] = (count, number, highest) if count > highest else (highest, owner, max(second, count))
+    shared = _shared(counts)
     lengths = [len(row) for row in rows]
     total = 0.0
     for number, of_row in enumerate(counts):
-        shares = [_common(of_order, number, best) for of_order in of_row if of_order]
+        shares = [_common(of_order, number, shared) for of_order in of_row if of_order]
         if shares and min(shares) > 0:
             others = lengths[:number] + lengths[number + 1 :]
             nearest = min(others, key=lambda length: (abs(length - lengths[number]), length))
@@ -83,16 +82,29 @@ def self_bleu(rows: Sequence[Row], max_n: int = 4) -> float:
     return total / len(rows)
 
 
-def _common(
-    counts: Counter[tuple[Hashable, ...]],
-    number: int,
-    best: Mapping[tuple[Hashable, ...], tuple[int, int, int]],
-) -> float:
+def _shared(counts: Sequence[Sequence[Counter[Gram]]]) -> dict[Gram, Highest]:
+    """The n-grams of any order that at least two rows hold."""
+    alone: dict[Gram, tuple[int, int]] = {}
+    shared: dict[Gram, Highest] = {}
+    for number, of_row in enumerate(counts):
+        for of_order in of_row:
+            known = of_order.keys() & alone.keys()
+            for gram in known:
+                count = of_order[gram]
+                highest, owner, second = shared.get(gram, (*alone[gram], 0))
+                shared[gram] = (
+                    (count, number, highest) if count > highest else (highest, owner, max(second, count))
+                )
+            alone.update({gram: (count, number) for gram, count in of_order.items() if gram not in known})
+    return shared
+
+
+def _common(counts: Counter[Gram], number: int, shared: Mapping[Gram, Highest]) -> float:
     """The share of one row's n-grams of one order that another row has, as often as that row has them."""
     found = 0
-    for gram, count in counts.items():
-        highest, owner, second = best[gram]
-        found += min(count, second if owner == number else highest)
+    for gram in counts.keys() & shared.keys():
+        highest, owner, second = shared[gram]
+        found += min(counts[gram], second if owner == number else highest)
     return found / counts.total()
 
 

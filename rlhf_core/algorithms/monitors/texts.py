@@ -17,13 +17,13 @@ class ModeCollapse(Monitor):
 
     steps: int = Field(default=2, ge=1)
     """Steps in a row that must be beyond a limit before it says so."""
-    distinct_share: float = Field(default=0.5, gt=0, lt=1)
+    distinct_share: float = Field(default=0.7, gt=0, lt=1)
     """Of the first step's distinct-1, -2 and -3, what must be left of each."""
-    self_bleu_rise: float = Field(default=0.3, gt=0, le=1)
+    self_bleu_rise: float = Field(default=0.15, gt=0, le=1)
     """What self-BLEU may rise by since the first step."""
-    duplicates_rise: float = Field(default=0.25, gt=0, le=1)
+    duplicates_rise: float = Field(default=0.2, gt=0, le=1)
     """What the share of completions that repeat another one may rise by."""
-    repetition_rise: float = Field(default=0.25, gt=0, le=1)
+    repetition_rise: float = Field(default=0.2, gt=0, le=1)
     """What the share of trigrams that repeat an earlier one of their own completion may rise by."""
 
     looks_at: ClassVar[str] = (
@@ -129,7 +129,7 @@ class Phrases(Monitor):
     """Steps in a row that must be beyond a limit before it says so."""
     growth: float = Field(default=8.0, gt=1)
     """Times the share of completions that held it at the first step, smoothed by one completion."""
-    share: float = Field(default=0.25, gt=0, lt=1)
+    share: float = Field(default=0.3, gt=0, lt=1)
     """Phrases in a smaller share of the completions are left out."""
     min_count: int = Field(default=6, ge=2)
     """Phrases in fewer completions are left out."""
