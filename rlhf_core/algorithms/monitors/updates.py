@@ -10,7 +10,7 @@ ENOUGH_STEPS = 3
 """Earlier steps that a median is taken of at least."""
 MANY_STEPS = 20
 """Earlier steps that a median is taken of at most."""
-CHANCE = 3.0
+CHANCE = 2.5
 """Standard errors below zero that chance does not reach."""
 
 
