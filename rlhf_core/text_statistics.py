@@ -132,7 +132,7 @@ class Exploded:
 
 
 def exploded(
-    before: Mapping[str, float], num_before: int, now: Mapping[str, float], num_now: int, min_count: int
+    before: Mapping[str, float], num_before: int, now: Mapping[str, float], num_now: int, min_count: float
 ) -> list[Exploded]:
     """N-grams by how much more common they became, the most first; phrases to numbers of texts, from both.
 
