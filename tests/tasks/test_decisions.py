@@ -129,7 +129,7 @@ def written(project: Project, kind: str, value: ComparisonReport | MonitorsRepor
 
 
 @pytest.mark.parametrize("ended_by", [None, "kl"])
-def test_a_candidate_that_wins_is_promoted_unless_a_monitor_stopped_its_training(
+def test_a_winner_is_promoted_unless_a_monitor_stopped_it(
     project: Project, open_round: Callable[[int], Round], ended_by: str | None
 ) -> None:
     round = open_round(1)
