@@ -42,9 +42,7 @@ class GoldFalls(Monitor):
         if len(golds) < FEWEST_STEPS:
             return []
         rises = trend(proxies) > self.trend
-        return [
-            Reading("trend of gold, in standard errors,", trend(golds), -self.trend, "below", counts=rises)
-        ]
+        return [Reading("trend of gold in standard errors", trend(golds), -self.trend, "below", counts=rises)]
 
 
 def trend(values: Sequence[float]) -> float:
@@ -91,7 +89,7 @@ class ScoreLength(Monitor):
         recent = memory.last("correlation", found, self.window)
         paid = sum(recent) / len(recent) * (1 if drift >= 1 else -1)
         counts = len(recent) == self.window and max(drift, 1 / drift) >= self.drift
-        what = "correlation of score and length, the way length moved,"
+        what = "correlation of score and length in the direction length moved"
         return [Reading(what, paid, self.correlation, counts=counts)]
 
 
@@ -137,5 +135,5 @@ class ScoreOutliers(Monitor):
         )
         far = (highest[0][0] - middle) / spread
         return [
-            Reading("highest score above the median, in deviations,", far, self.deviations, examples=examples)
+            Reading("highest score above the median in deviations", far, self.deviations, examples=examples)
         ]

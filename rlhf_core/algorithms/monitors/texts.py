@@ -89,8 +89,8 @@ class LengthDrift(Monitor):
             return []
         ratio = found / memory.first("length", found)
         return [
-            Reading("mean length over the first step's, grown,", ratio, self.longer),
-            Reading("mean length over the first step's, shrunk,", ratio, self.shorter, "below"),
+            Reading("mean length, grown, over the first step's", ratio, self.longer),
+            Reading("mean length, shrunk, over the first step's", ratio, self.shorter, "below"),
         ]
 
 

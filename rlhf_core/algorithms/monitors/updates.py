@@ -39,7 +39,7 @@ class RisingKL(Monitor):
             return []
         recent = memory.last("kl", ratio[0], self.window + 1)
         rises = recent[-1] > recent[0]
-        return [Reading("KL to the reference, nats a token,", recent[-1], self.per_token, counts=rises)]
+        return [Reading("KL to the reference in nats a token", recent[-1], self.per_token, counts=rises)]
 
 
 class NegativeKL(Monitor):
@@ -69,7 +69,7 @@ class NegativeKL(Monitor):
         per_token, highest_by_chance = ratio
         return [
             Reading(
-                "mean KL to the reference, nats a token,",
+                "mean KL to the reference in nats a token",
                 per_token,
                 -self.per_token,
                 "below",
@@ -132,7 +132,7 @@ class ApproxKL(Monitor):
         return (
             []
             if found is None
-            else [Reading("approximate KL of an update, nats a token,", found, self.per_token)]
+            else [Reading("approximate KL of an update in nats a token", found, self.per_token)]
         )
 
 
@@ -267,5 +267,5 @@ class NonFinite(Monitor):
         broken = tuple(sorted(name for name in seen.metrics if seen.number(name) is None))
         return [
             Reading("share of optimiser steps skipped", skipped, 0.0),
-            Reading("metrics that are not finite", float(len(broken)), 0.0, examples=broken[:8]),
+            Reading("number of metrics that are not finite", float(len(broken)), 0.0, examples=broken[:8]),
         ]

@@ -236,4 +236,4 @@ def test_samples_of_another_policy_are_seen_by_their_negative_kl(
     algorithm = PPOAlgorithm(PPO(rollouts_per_step=10, kl_estimator=estimator), Sampling(max_new_tokens=10))
     # Under samples of the reference the mean of log policy - log reference is -KL(reference || policy).
     (alarm,) = Watcher({"kl": NegativeKL()}).step(2, algorithm.experience(2, trunk, data, {}), {})
-    assert alarm.line.startswith("step 2: kl: mean KL to the reference, nats a token, is -")
+    assert alarm.line.startswith("step 2: kl: mean KL to the reference in nats a token is -")

@@ -91,7 +91,7 @@ def test_one_score_far_above_all_others_is_an_alarm_with_its_text() -> None:
     # Median 0; deviations 0 0 .1 .1 .2 .2 .3 9: median .15, times 1.4826 = .222. 9 / .222 = 40.
     scores = [0.0, 0.0, 0.1, -0.1, 0.2, -0.2, -0.3, 9.0]
     (alarm,) = play(ScoreOutliers(steps=1, deviations=12.0), [a_step(scores=scores)])
-    assert alarm.sentence.startswith("highest score above the median, in deviations, is 40.5, above 12.")
+    assert alarm.sentence.startswith("highest score above the median in deviations is 40.5, above 12.")
     assert alarm.examples == ("9: 'odd thing'",)
     assert begins(ScoreOutliers(steps=1, deviations=12.0), [a_step(scores=[*scores[:7], 2.0])]) == []  # 9.0
     # Far below is no hole that a policy would look for.

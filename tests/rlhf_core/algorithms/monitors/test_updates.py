@@ -40,7 +40,7 @@ def test_kl_is_a_mean_over_tokens_and_padding_is_none() -> None:
 
 def test_negative_mean_kl_names_its_likely_causes() -> None:
     (alarm,) = play(NegativeKL(per_token=0.05), [a_step(log_ratio=-0.1)])
-    assert alarm.sentence.startswith("mean KL to the reference, nats a token, is -0.1, below -0.05. ")
+    assert alarm.sentence.startswith("mean KL to the reference in nats a token is -0.1, below -0.05. ")
     for cause in ("top-k", "temperature", "older weights", "padding", "another reference"):
         assert cause in alarm.sentence
 
@@ -141,7 +141,7 @@ def test_skipped_steps_and_metrics_that_are_not_finite_are_named() -> None:
     (alarm,) = play(NonFinite(), series("optim/policy_skipped", 0.0, 0.25))
     assert (alarm.step, alarm.sentence[:52]) == (1, "share of optimiser steps skipped is 0.25, above 0. O")
     (alarm,) = play(NonFinite(), series("value/loss", 1.0, math.nan, 1.0, objective_kl=[0, math.inf, 0]))
-    assert alarm.sentence.startswith("metrics that are not finite is 2, above 0.")
+    assert alarm.sentence.startswith("number of metrics that are not finite is 2, above 0.")
     assert alarm.examples == ("objective/kl", "value/loss")
 
 
