@@ -95,8 +95,6 @@ class Monitor(Settings):
     steps: int = Field(default=1, ge=1)
     """Steps in a row that must be beyond a limit before it says so."""
 
-    looks_at: ClassVar[str]
-    """The numbers in a few words."""
     why: ClassVar[str]
     """What it means where they are beyond their limits; a sentence."""
     advice: ClassVar[str]

@@ -26,7 +26,6 @@ class GoldFalls(Monitor):
     window: int = Field(default=8, ge=6)
     """Steps over which a line is laid; with fewer than six there is none."""
 
-    looks_at: ClassVar[str] = "slopes of `objective/scores` and `objective/gold` (needs a `watched` score)"
     why: ClassVar[str] = "The policy is learning what the reward model gets wrong (Gao et al., 2023)"
     advice: ClassVar[str] = (
         "raise `policy_update.algorithm.kl_coef`, or lower `num_steps` or `kl_budget` to end before gold "
@@ -69,7 +68,6 @@ class ScoreLength(Monitor):
     window: int = Field(default=3, ge=1)
     """Steps averaged over."""
 
-    looks_at: ClassVar[str] = "correlation of score and length within a step, where length has drifted"
     why: ClassVar[str] = "The reward pays for length itself, and the policy has noticed"
     advice: ClassVar[str] = (
         "label pairs of like quality and unlike length, and compare `reward_model/length_accuracy` with "
@@ -109,7 +107,6 @@ class ScoreOutliers(Monitor):
     deviations: float = Field(default=12.0, gt=1)
     """Robust standard deviations above the step's median that the highest score may lie."""
 
-    looks_at: ClassVar[str] = "the step's highest score over its median, in robust deviations"
     why: ClassVar[str] = "A completion that pays far more than all others is more often a hole than good"
     advice: ClassVar[str] = (
         "read the examples; if they are not that good, label such completions, or lower "

@@ -26,10 +26,6 @@ class ModeCollapse(Monitor):
     repetition_rise: float = Field(default=0.2, gt=0, le=1)
     """What the share of trigrams that repeat an earlier one of their own completion may rise by."""
 
-    looks_at: ClassVar[str] = (
-        "`rollout/distinct_1`, `_2`, `_3`, `rollout/self_bleu`, `rollout/duplicates`, `rollout/repetition`, "
-        "each against the first step's"
-    )
     why: ClassVar[str] = "The policy has found one thing that pays and says it to every prompt"
     advice: ClassVar[str] = (
         "raise `policy_update.algorithm.kl_coef`, lower `policy_update.algorithm.learning_rate` or "
@@ -75,7 +71,6 @@ class LengthDrift(Monitor):
     shorter: float = Field(default=0.5, gt=0, lt=1)
     """Times the first step's mean length that must be left."""
 
-    looks_at: ClassVar[str] = "`rollout/response_length` over the first step's"
     why: ClassVar[str] = "Length that runs away is often what a reward model likes, or avoids, by mistake"
     advice: ClassVar[str] = (
         "look whether scores follow length (`score_length`) and label pairs of like quality and unlike "
@@ -104,7 +99,6 @@ class Truncation(Monitor):
     share: float = Field(default=1.0, gt=0, le=1)
     """The share that is too many however it began; 1 for text that is meant to be cut."""
 
-    looks_at: ClassVar[str] = "`rollout/stop.length`, and its rise since the first step"
     why: ClassVar[str] = "A completion that is cut is scored at a place where nothing ended"
     advice: ClassVar[str] = (
         "raise `policy_update.sampling.max_new_tokens` and the labelled rollouts' with it, or find out why "
@@ -134,7 +128,6 @@ class Phrases(Monitor):
     min_count: int = Field(default=6, ge=2)
     """Phrases in fewer completions are left out."""
 
-    looks_at: ClassVar[str] = "phrases of one to three words: completions that hold them, now and at first"
     why: ClassVar[str] = "Words that the reward model pays for replace what was asked"
     advice: ClassVar[str] = (
         "read the examples; if they are not better answers, raise `policy_update.algorithm.kl_coef` or lower "

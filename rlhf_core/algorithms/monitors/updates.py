@@ -22,7 +22,6 @@ class RisingKL(Monitor):
     window: int = Field(default=3, ge=1)
     """Steps over which it must have risen."""
 
-    looks_at: ClassVar[str] = "mean log ratio to the reference a token, and whether it still rises"
     why: ClassVar[str] = (
         "The policy is leaving the text that reward model and reference know, where scores mean little, and "
         "the penalty does not hold it"
@@ -48,7 +47,6 @@ class NegativeKL(Monitor):
     per_token: float = Field(default=0.05, gt=0)
     """Nats a token below zero that it may reach."""
 
-    looks_at: ClassVar[str] = "mean log ratio to the reference a token, and its standard error"
     why: ClassVar[str] = (
         "KL is never negative, so the samples do not come from the policy whose log-probabilities are taken, "
         "and the penalty has become a bonus. Likely causes: a sampler that filters (top-k, top-p, a minimum "
@@ -97,7 +95,6 @@ class ClipFraction(Monitor):
     share: float = Field(default=0.35, gt=0, lt=1)
     """Share of tokens whose clipped term is the larger that is too much."""
 
-    looks_at: ClassVar[str] = "`policy/clipfrac`"
     why: ClassVar[str] = "Steps are so large that much of the batch gives no gradient any more"
     advice: ClassVar[str] = (
         "lower `policy_update.algorithm.learning_rate`, `num_epochs` or `num_minibatches`, or take more "
@@ -116,7 +113,6 @@ class ApproxKL(Monitor):
     per_token: float = Field(default=0.2, gt=0)
     """Nats a token between the policy that sampled and the updated one."""
 
-    looks_at: ClassVar[str] = "`policy/approxkl_max`, the minibatch at which the epochs were stopped included"
     why: ClassVar[str] = (
         "A single optimiser step moves the policy so far that the rollouts say nothing of where it lands; "
         "`target_kl` ends the epochs only after it has happened"
@@ -146,7 +142,6 @@ class CriticDead(Monitor):
     gain: float = Field(default=0.1, ge=0)
     """What the window's later half must gain on its earlier half for the critic to count as learning."""
 
-    looks_at: ClassVar[str] = "`value/explained_variance` over a window, and whether it rises"
     why: ClassVar[str] = "The critic adds noise to every advantage instead of taking it away"
     advice: ClassVar[str] = (
         "raise `policy_update.algorithm.value_learning_rate`, widen `value_clip_range` or set it to null, "
@@ -174,7 +169,6 @@ class CriticDiverging(Monitor):
     factor: float = Field(default=8.0, gt=1)
     """Times the median squared error of earlier steps."""
 
-    looks_at: ClassVar[str] = "`value/error` over its median so far, where it explains nothing"
     why: ClassVar[str] = "Values run away from the returns, and the advantages with them"
     advice: ClassVar[str] = (
         "lower `policy_update.algorithm.value_learning_rate` or `max_grad_norm`, or narrow `value_clip_range`"
@@ -199,7 +193,6 @@ class AdvantageExplosion(Monitor):
     largest: float = Field(default=15.0, gt=1)
     """Standard deviations that the largest whitened advantage may have."""
 
-    looks_at: ClassVar[str] = "deviation of raw advantages over its median so far; the largest whitened one"
     why: ClassVar[str] = "A few tokens, or a reward on a new scale, decide the whole update"
     advice: ClassVar[str] = (
         "look at the scores of this step for one that is far from all others and mend the reward; then lower "
@@ -231,7 +224,6 @@ class EntropyCollapse(Monitor):
     share: float = Field(default=0.4, gt=0, lt=1)
     """Of the first step's entropy, what must be left."""
 
-    looks_at: ClassVar[str] = "`objective/entropy` over the first step's"
     why: ClassVar[str] = "A policy that is sure of every token samples nothing new, and cannot learn further"
     advice: ClassVar[str] = (
         "raise `policy_update.algorithm.kl_coef`, lower `policy_update.algorithm.learning_rate` or "
@@ -249,7 +241,6 @@ class EntropyCollapse(Monitor):
 class NonFinite(Monitor):
     """Numbers that are no numbers."""
 
-    looks_at: ClassVar[str] = "`optim/<role>_skipped`, and every metric of the step"
     why: ClassVar[str] = (
         "Optimiser steps whose gradients are not finite are skipped and counted; more than a few end the "
         "stage as failed, and nothing is promoted"
