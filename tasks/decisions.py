@@ -37,11 +37,18 @@ def promote(round: Round, candidate: ArtifactRef, comparison: ArtifactRef, setti
 
     Alone of all stages it waits until MLflow knows everything of the round.
     """
-    decision_ref = round.run("promotion", settings, {"comparison": comparison})["decision"]
+    decision_ref = round.run("promotion", settings, evidence(round, comparison))["decision"]
     decision = Decision.model_validate_json(
         (round.project.store.open(decision_ref) / "decision.json").read_bytes()
     )
     conclude(round, candidate, decision)
+
+
+def evidence(round: Round, comparison: ArtifactRef) -> dict[str, ArtifactRef]:
+    """What promotion judges: the comparison, and what the monitors saw of the candidate's training."""
+    updated = round.project.ledger.stage(round.number, "policy_update")
+    seen = updated.outputs.get("monitors") if updated else None  # an earlier version's update had none
+    return {"comparison": comparison, **({"monitors": seen} if seen else {})}
 
 
 def conclude(round: Round, candidate: ArtifactRef, decision: Decision) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
 
+from rlhf_core.alarms import MonitorsReport
 from rlhf_core.evals.held_out import by_metric
 from rlhf_core.metrics import read_lines
 from rlhf_core.records import Completion, LookedAt, Measurement
@@ -104,14 +105,15 @@ def view(project: Project, number: int) -> RoundView:
         samples=_samples(project, number),
         links={"MLflow run": project.run_id(number), "Prefect flow run": record.prefect_flow_run_id},
         settings_yaml=json.dumps(record.settings, indent=1),
+        monitors=_read(project, number, "policy_update", "monitors", MonitorsReport),
         looked_at=_looked_at(project, number),
     )
 
 
 def _read(project: Project, number: int, stage: str, role: str, model: type[Report]) -> Report | None:
-    """What a stage of the round wrote as JSON; nothing if the round ended before it."""
+    """What a stage of the round wrote as JSON; nothing if the round ended before it wrote that."""
     found = project.ledger.stage(number, stage)
-    if found is None:
+    if found is None or role not in found.outputs:  # an earlier version wrote less
         return None
     return model.model_validate_json((project.store.open(found.outputs[role]) / f"{role}.json").read_bytes())
 

@@ -20,6 +20,8 @@ WITHOUT_TORCH = {
     "sources",
     "metrics",
     "gates",
+    "alarms",
+    "text_statistics",
     "prompts_data",
 }
 MODELS = {"models", "pretrained", "tiny_model"}

@@ -13,6 +13,7 @@ from rlhf_core.metrics import timed
 from rlhf_core.records import Completion, Prompt, StopReason
 from rlhf_core.rewards import RewardSource
 from rlhf_core.settings import exact_div
+from rlhf_core.text_statistics import distinct, duplicates, repeated, self_bleu
 from rlhf_core.trunk import Trunk
 
 
@@ -54,6 +55,16 @@ class Experience:
         total = len(self.completions)
         shares = {f"rollout/stop.{r}": sum(c.stop is r for c in self.completions) / total for r in StopReason}
         return {**shares, "rollout/response_length": float(self.batch.response_mask.sum()) / total}
+
+    def sameness(self) -> dict[str, float]:
+        """How much the completions repeat each other and themselves, by token ids, the end token left out."""
+        rows = [c.response_ids[:-1] if c.stop is StopReason.EOS else c.response_ids for c in self.completions]
+        return {
+            **{f"rollout/distinct_{n}": distinct(rows, n) for n in (1, 2, 3)},
+            "rollout/self_bleu": self_bleu(rows),
+            "rollout/duplicates": duplicates(rows),
+            "rollout/repetition": sum(map(repeated, rows)) / len(rows),
+        }
 
 
 @torch.no_grad()

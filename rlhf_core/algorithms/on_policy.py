@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, cast
 
 import torch
 from pydantic import Field, model_validator
 
 from rlhf_core.algorithms.experience import Experience
+from rlhf_core.algorithms.invariants import Watch
 from rlhf_core.algorithms.looks import is_looked_at, looks
-from rlhf_core.algorithms.monitors import Watch
+from rlhf_core.algorithms.monitors import Watcher
 from rlhf_core.algorithms.optimize import Optimizer, RoleOptimizer, Schedule
 from rlhf_core.checkpoints import Checkpoints
 from rlhf_core.generation import Generator
@@ -75,13 +76,15 @@ class PolicyData:
     """A score that is logged as `objective/gold` and used for nothing."""
     texts: Sequence[Prompt] = ()
     """What a pretraining mix goes on predicting."""
+    monitors: Watcher | None = None
+    """What looks at every step and may end the stage; it changes nothing else."""
 
 
 class Trained(NamedTuple):
     """How a stage ended."""
 
     ended: str
-    """Why: `num_steps` or `kl_budget`."""
+    """Why: `num_steps`, `kl_budget`, or `monitor:` with the monitor's name."""
     metrics: dict[str, float]
     """Closing numbers."""
 
@@ -130,7 +133,7 @@ def run_steps(
     checkpoints: Checkpoints | None,
 ) -> str:
     """Run to the end, from the last checkpoint if there is one; returns why it ended."""
-    for step in range(_resumed(algorithm, trunk, optimizers, checkpoints), num_steps):
+    for step in range(_resumed(algorithm, trunk, data, optimizers, checkpoints), num_steps):
         times: dict[str, float] = {}
         found = algorithm.experience(step, trunk, data, times)
         watch.experience(step, found, data)
@@ -140,7 +143,12 @@ def run_steps(
         metrics = {**described, **updates, **times}
         if data.watched is not None:
             metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
+        alarms = data.monitors.step(step, found, metrics) if data.monitors is not None else []
+        if data.monitors is not None:
+            metrics["policy/alarms"] = float(data.monitors.num_alarmed)
         sink.log(step, metrics)
+        for alarm in alarms:
+            sink.alarm(alarm.line)
         if is_looked_at(step, num_steps):
             sink.samples(looks(step, found, trunk.codec))
         sink.progress(
@@ -154,12 +162,17 @@ def run_steps(
                 f"KL to the round's start is {to_start:.2f}, over its budget {algorithm.kl_budget}: ended"
             )
             return "kl_budget"
+        if data.monitors is not None and data.monitors.ended is not None:
+            return data.monitors.ended
         algorithm.settle(step + 1, trunk)
         if checkpoints is not None and checkpoints.due(step + 1) and step + 1 < num_steps:
             roles = {role: optimizer.state() for role, optimizer in optimizers.items()}
             if REFERENCE in trunk.roles:
                 roles[REFERENCE] = {n: p.detach() for n, p in trunk.parameters(REFERENCE).items()}
-            checkpoints.save(step + 1, roles, algorithm.state(), sink)
+            state: dict[str, Json] = {"algorithm": algorithm.state()}
+            if data.monitors is not None:
+                state["monitors"] = data.monitors.state_dict()
+            checkpoints.save(step + 1, roles, state, sink)
     return "num_steps"
 
 
@@ -167,10 +180,11 @@ def run_steps(
 def _resumed(
     algorithm: OnPolicy,
     trunk: Trunk,
+    data: PolicyData,
     optimizers: Mapping[str, RoleOptimizer],
     checkpoints: Checkpoints | None,
 ) -> int:
-    """Put roles, optimisers and algorithm where the last checkpoint has them; gives the steps taken."""
+    """Put everything where the last checkpoint has it; gives the steps that were taken."""
     if checkpoints is None or checkpoints.last is None:
         return 0
     for role, optimizer in optimizers.items():
@@ -179,5 +193,8 @@ def _resumed(
         kept = checkpoints.tensors(REFERENCE)
         for name, weight in trunk.parameters(REFERENCE).items():
             weight.copy_(kept[name])
-    algorithm.load_state(checkpoints.last.state)
+    state = checkpoints.last.state
+    algorithm.load_state(cast(dict[str, Json], state["algorithm"]))
+    if data.monitors is not None:
+        data.monitors.load_state_dict(cast(dict[str, Json], state["monitors"]))
     return checkpoints.last.step

@@ -12,8 +12,8 @@ from torch import Tensor
 from rlhf_core.advantages import gae, token_rewards, token_scores
 from rlhf_core.algorithms.critic import CriticKnobs
 from rlhf_core.algorithms.experience import Experience, PromptStream, collect_experience
+from rlhf_core.algorithms.invariants import Watch
 from rlhf_core.algorithms.kl_control import KLController, KLKnobs
-from rlhf_core.algorithms.monitors import Watch
 from rlhf_core.algorithms.on_policy import OnPolicyKnobs, PolicyData, Trained, run_steps
 from rlhf_core.algorithms.optimize import Diagnostics, Pass, RoleOptimizer, optimize
 from rlhf_core.algorithms.pretraining import PretrainingMix, PtxKnobs
@@ -100,7 +100,7 @@ class PPOAlgorithm:
             optimizers["value"] = RoleOptimizer(trunk, "value", value, s.num_steps * an_update)
         self.mix = s.mix(trunk, data.texts, data.seed)
         before = self.mix.held_out(trunk, "before") if self.mix else {}
-        watch = Watch(sink, trunk.device.type)
+        watch = Watch(trunk.device.type)
         ended = run_steps(self, trunk, data, optimizers, s.num_steps, watch, sink, checkpoints)
         return Trained(ended, {**before, **(self.mix.held_out(trunk, "after") if self.mix else {})})
 
@@ -159,7 +159,8 @@ class PPOAlgorithm:
     ) -> dict[str, float]:
         """Epochs of clipped updates on one batch, until the update's approximate KL is over its target."""
         s = self.settings
-        means, done, warming = WeightedMeans(), 0, step < s.critic_warmup_steps
+        means, done, furthest = WeightedMeans(), 0, 0.0
+        warming = step < s.critic_warmup_steps
         walk = optimize(
             trunk,
             found.batch,
@@ -173,6 +174,7 @@ class PPOAlgorithm:
         for minibatch in walk:
             if not warming and not taken:
                 watch.first_minibatch(step, minibatch)
+            furthest = max(furthest, minibatch.get("policy/approxkl", 0.0))
             if minibatch.get("policy/approxkl", 0.0) > s.target_kl:
                 break
             taken.append(minibatch)
@@ -182,7 +184,9 @@ class PPOAlgorithm:
             means.add({name: value for name, value in minibatch.items() if math.isfinite(value)})
         self.kl.update(_log_ratio(found.batch), len(found.batch))
         renamed = {_metric_name(name): value for name, value in means.means().items()}
-        return {**renamed, "policy/minibatches": 0.0 if warming else float(done)}
+        if warming:
+            return {**renamed, "policy/minibatches": 0.0}
+        return {**renamed, "policy/minibatches": float(done), "policy/approxkl_max": furthest}
 
     def settle(self, step: int, trunk: Trunk) -> None:
         """The reference may move."""
@@ -225,6 +229,7 @@ class PPOAlgorithm:
             "value/explained_variance": float(explained_variance(b.values, b.returns, b.response_mask)),
             "value/mean": float(masked_mean(b.values, b.response_mask)),
             **found.stops(),
+            **found.sameness(),
         }
 
     def _policy_loss(self, trunk: Trunk, part: RolloutBatch, denom: int) -> tuple[Tensor, Diagnostics]:

@@ -8,13 +8,13 @@ import torch
 from pydantic import Field
 
 from rlhf_core.batch import collate_completions
-from rlhf_core.evals.text_statistics import distinct_n
 from rlhf_core.gates import Estimate
 from rlhf_core.generation import Generator, Sampling, complete
 from rlhf_core.metrics import clustered_mean
 from rlhf_core.records import Completion, Measurement, Prompt, StopReason
 from rlhf_core.rewards import RuleReward, Sentiment
 from rlhf_core.settings import Settings
+from rlhf_core.text_statistics import distinct_n
 from rlhf_core.trunk import Trunk
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from rlhf_core.alarms import MonitorsReport
 from rlhf_core.gates import Estimate
 from rlhf_core.report import plots
 from rlhf_core.report.view import NOT_MEASURED, RoundView
@@ -49,6 +50,13 @@ Row = tuple[str, Estimate | None]
 """What a number is, and the number where it was measured."""
 
 
+MONITOR_COLUMNS = ("monitor", "action", "state", "worst seen", "what to change")
+READ_MONITORS = (
+    "What looked at every step of the policy update. An alarm is said once when it begins and once when it "
+    "is over; beside it stands what to change."
+)
+
+
 @dataclass(frozen=True)
 class Plot:
     """A figure with its words."""
@@ -73,6 +81,33 @@ def reward_model_rows(view: RoundView) -> list[Row]:
     ]
     by_round = sorted(view.accuracy_by_round.items())
     return overall + [(f"accuracy on labels of round {number}", found) for number, found in by_round]
+
+
+def monitor_rows(seen: MonitorsReport) -> list[tuple[str, ...]]:
+    """A row for each monitor, with what to change where it had an alarm; those that had one come first."""
+    ordered = sorted(seen.monitors, key=lambda one: (one.since is None, one.first is None))
+    return [
+        (
+            one.monitor,
+            one.action.value,
+            one.state,
+            "; ".join(worst.spoken for worst in one.worst),
+            one.advice if one.first is not None else "",
+        )
+        for one in ordered
+    ]
+
+
+def monitor_examples(seen: MonitorsReport) -> list[tuple[str, str]]:
+    """Texts that show what an alarm means, each with the alarm it belongs to."""
+    return [(f"{one.monitor}, step {one.step}", example) for one in seen.alarms for example in one.examples]
+
+
+def watched(seen: MonitorsReport) -> str:
+    """How many steps were watched, and whether a monitor ended them."""
+    end = f" The monitor {seen.ended_by} ended the stage." if seen.ended_by else ""
+    alarmed = sum(one.first is not None for one in seen.monitors)
+    return f"{seen.steps} steps watched by {len(seen.monitors)} monitors; {alarmed} raised an alarm.{end}"
 
 
 def spoken(estimate: Estimate | None) -> tuple[str, str]:

@@ -3,18 +3,24 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from rlhf_core.alarms import NOTHING_SEEN, MonitorsReport
 from rlhf_core.gates import Estimate
 from rlhf_core.ledger import GateResult, StageRecord
 from rlhf_core.report.characters import shorten
 from rlhf_core.report.contents import (
+    MONITOR_COLUMNS,
     NUM_SAMPLES,
     OUTCOMES,
+    READ_MONITORS,
     SHORT_DIGEST,
     Plot,
     Row,
+    monitor_examples,
+    monitor_rows,
     policy_rows,
     reward_model_rows,
     spoken,
+    watched,
 )
 from rlhf_core.report.differences import marked
 from rlhf_core.report.drawing import svg
@@ -68,6 +74,8 @@ def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[Html]:
     yield _section("Gates", _gates(view.gates, measured), reading=READ_GATES if view.gates else "")
     if view.alarms:
         yield _section("Alarms", tag("ul", *(tag("li", alarm) for alarm in view.alarms)))
+    if view.monitors:
+        yield _section("Monitors", *_monitors(view.monitors), reading=READ_MONITORS)
     yield _section("Plots", *(map(_plot, plots) if plots else [_missing()]), class_="plots")
     samples = [_sample(number, sample) for number, sample in enumerate(view.samples[:NUM_SAMPLES], 1)]
     yield _section("Samples", *(samples or [_missing()]), class_="samples")
@@ -135,6 +143,8 @@ def _gate(gate: GateResult, measured: Mapping[str, Estimate]) -> tuple[str, ...]
     allowed: Literal["above", "below"] = "above" if sign == ">" else "below"
     estimate = measured.get(metric)
     value, interval = spoken(estimate)
+    if estimate is None and gate.value is not None:
+        value = f"{gate.value:.4g}"
     result = "passed" if gate.passed else "failed"
     drawn = (
         whiskers([estimate], gate.sentence, bound=gate.bound, allowed=allowed, class_=result)
@@ -142,6 +152,25 @@ def _gate(gate: GateResult, measured: Mapping[str, Estimate]) -> tuple[str, ...]
         else Html()
     )
     return gate.name, value, interval, drawn, tag("span", result, class_=f"result {result}")
+
+
+def _monitors(seen: MonitorsReport) -> Iterator[Html]:
+    yield tag("p", watched(seen))
+    rows = [
+        (name, action, tag("span", state, class_=f"result {_tone(state)}"), worst, advice)
+        for name, action, state, worst, advice in monitor_rows(seen)
+    ]
+    yield table(MONITOR_COLUMNS, rows, "monitors")
+    examples = monitor_examples(seen)
+    if examples:
+        shown = (tag("li", tag("b", of), ": ", tag("bdi", shorten(example))) for of, example in examples)
+        yield tag("h3", "Examples")
+        yield tag("ul", *shown)
+
+
+def _tone(state: str) -> str:
+    """The colour of a monitor's state: good, bad, or none where it did not look."""
+    return "passed" if state == "ok" else "" if state in ("off", NOTHING_SEEN) else "failed"
 
 
 def _plot(plot: Plot) -> Html:

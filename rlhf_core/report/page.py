@@ -7,18 +7,24 @@ The same view gives the same pages: no time of day, no host.
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rlhf_core.alarms import MonitorsReport
 from rlhf_core.ledger import GateResult, StageRecord
 from rlhf_core.records import LookedAt
 from rlhf_core.report.contents import (
+    MONITOR_COLUMNS,
     NUM_SAMPLES,
     OUTCOMES,
+    READ_MONITORS,
     SHORT_DIGEST,
     Plot,
     Row,
     figures,
+    monitor_examples,
+    monitor_rows,
     policy_rows,
     reward_model_rows,
     spoken,
+    watched,
 )
 from rlhf_core.report.drawing import save_png
 from rlhf_core.report.html_page import html_page
@@ -50,6 +56,9 @@ def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[str]:
     if view.alarms:
         yield "## Alarms"
         yield _list(map(escape, view.alarms))
+    if view.monitors:
+        yield "## Monitors"
+        yield from _monitors(view.monitors)
     yield "## Plots"
     yield "\n\n".join(f"![{plot.title}]({plot.name}.png)" for plot in plots) or NOT_MEASURED
     yield "## Samples"
@@ -94,6 +103,14 @@ def _gates(gates: Sequence[GateResult]) -> str:
         for gate in gates
     ]
     return table(("gate", "at the interval's bad end", "result"), rows) if rows else "No gate was judged."
+
+
+def _monitors(seen: MonitorsReport) -> Iterator[str]:
+    yield f"{escape(watched(seen))} {READ_MONITORS}"
+    yield table(MONITOR_COLUMNS, (tuple(map(escape, row)) for row in monitor_rows(seen)))
+    examples = monitor_examples(seen)
+    if examples:
+        yield _list(f"**{escape(of)}**: {escape(example)}" for of, example in examples)
 
 
 def _stages(stages: Sequence[StageRecord]) -> str:

@@ -49,6 +49,7 @@ th {{ color: var(--muted); font-weight: 600; text-align: left; }}
 th, td {{ padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: middle; }}
 .gates td:nth-child(4) {{ width: 14rem; }}
 .numbers td:first-child {{ width: 55%; }}
+.monitors td:nth-child(3) {{ min-width: 7rem; }}
 .stages td:nth-child(2) {{ min-width: 9rem; }}
 .result {{ color: var(--tone); font-weight: 600; }}
 .bar {{ display: inline-block; height: .7rem; background: var(--blue); vertical-align: baseline; }}

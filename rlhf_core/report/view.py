@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from rlhf_core.alarms import MonitorsReport
 from rlhf_core.gates import Estimate
 from rlhf_core.ledger import GateResult, StageRecord
 from rlhf_core.records import LookedAt
@@ -67,5 +68,7 @@ class RoundView:
     links: dict[str, str]
     """Name to address, or to the command that shows it."""
     settings_yaml: str
+    monitors: MonitorsReport | None = None
+    """What watched the policy update, where it came to one."""
     looked_at: list[LookedAt] = field(default_factory=list)
     """Completions of the policy update, from its first step to its last."""

@@ -2,7 +2,9 @@
 
 from typing import Literal
 
+from rlhf_core.alarms import ENDED_BY_MONITOR
 from rlhf_core.algorithms import AlgorithmSettings
+from rlhf_core.algorithms.monitors import Monitors
 from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.algorithms.ppo import PPO
 from rlhf_core.generation import Sampling
@@ -28,10 +30,12 @@ class PolicyUpdate(Settings):
     """The policy that is changed: the one in service, or the project's first one."""
     watched: RuleReward | None = None
     """A gold score to draw beside the proxy over the steps; looked at by people, seen by no loss."""
+    monitors: Monitors = Monitors()
+    """What is watched for at every step, and what follows."""
 
 
 def run(context: StageContext) -> None:
-    """Train, and write candidate and critic."""
+    """Train, and write candidate, critic and what the monitors saw."""
     settings = context.settings(PolicyUpdate)
     trunk = context.trunk()
     trunk.load_role("policy", context.input("policy"))
@@ -40,6 +44,7 @@ def run(context: StageContext) -> None:
     algorithm.start_reference(trunk, context.input("initial_policy"), starts_as_initial)
     trunk.load_role("reward", context.input("reward_model"))
     algorithm.start_critic(trunk)
+    monitors = settings.monitors.build()
     data = PolicyData(
         prompts=read_rows(context.input("policy_prompts") / "prompts.parquet", Prompt),
         reward=ModelReward(trunk),
@@ -48,6 +53,7 @@ def run(context: StageContext) -> None:
         from_reference=algorithm.reference == "champion" or starts_as_initial,
         watched=settings.watched.build() if settings.watched else None,
         texts=texts(context),
+        monitors=monitors,
     )
     trained = algorithm.build(settings.sampling).train(trunk, data, context.sink, context.checkpoints)
     with context.output("critic", "critic") as folder:
@@ -55,7 +61,14 @@ def run(context: StageContext) -> None:
     trunk.heads.pop("policy", None)  # a shared critic's head is the critic's, not the candidate's
     with context.output("policy", "policy") as folder:
         trunk.save_role("policy", folder)
-    context.summary({"policy/ended_by_budget": float(trained.ended == "kl_budget"), **trained.metrics})
+    context.write_json("monitors", "monitors", monitors.report())
+    context.summary(
+        {
+            "policy/ended_by_budget": float(trained.ended == "kl_budget"),
+            "policy/ended_by_monitor": float(trained.ended.startswith(ENDED_BY_MONITOR)),
+            **trained.metrics,
+        }
+    )
 
 
 def texts(context: StageContext) -> list[Prompt]:

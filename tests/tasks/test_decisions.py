@@ -4,12 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
+from rlhf_core.alarms import Alarm, MonitorsReport
 from rlhf_core.artifacts import ArtifactRef
-from rlhf_core.gates import Estimate, Gate
+from rlhf_core.gates import Estimate, Gate, PromotionGate
 from rlhf_core.ledger import DecisionRecord, StageRecord
+from rlhf_core.stages.comparison import ComparisonReport
+from rlhf_core.stages.promotion import Decision, Promotion
 from rlhf_core.stages.reward_validation import RewardReport
-from tasks.context import Round, RoundEnded
-from tasks.decisions import accept, follow_ledger
+from tasks.context import Round, RoundEnded, _do
+from tasks.decisions import accept, evidence, follow_ledger
 from tasks.project import Project
 from tests.tasks.conftest import files
 
@@ -117,3 +120,40 @@ def test_a_reward_model_that_fails_ends_the_round(
     assert decision is not None and decision.candidate is None
     assert decision.outcome == "reward_model_rejected"
     assert [(gate.value, gate.passed) for gate in decision.gates] == [(0.45, False)]
+
+
+def written(project: Project, kind: str, value: ComparisonReport | MonitorsReport) -> ArtifactRef:
+    with project.store.writing() as folder:
+        (folder / f"{kind}.json").write_text(value.model_dump_json())
+        return project.store.commit(folder, kind, "by hand")
+
+
+@pytest.mark.parametrize("ended_by", [None, "kl"])
+def test_a_winner_is_promoted_unless_a_monitor_stopped_it(
+    project: Project, open_round: Callable[[int], Round], ended_by: str | None
+) -> None:
+    round = open_round(1)
+    wins = ComparisonReport(metrics={"eval/win_rate": Estimate(value=0.7, low=0.6, high=0.8)})
+    stop = Alarm(monitor="kl", step=5, severity="stop", sentence="too far")
+    seen = MonitorsReport(ended_by=ended_by, steps=6, monitors=(), alarms=(stop,) if ended_by else ())
+    pin(
+        round,
+        "policy_update",
+        policy=files(project, "policy", "better"),
+        monitors=written(project, "monitors", seen),
+    )
+    settings = Promotion(gates=(PromotionGate(metric="eval/win_rate", direction="above", bound=0.5),))
+    outputs = _do(
+        round, "promotion", "promotion", settings, evidence(round, written(project, "comparison", wins)), 1
+    )
+    assert isinstance(outputs, dict)
+    text = (project.store.open(outputs["decision"]) / "decision.json").read_text()
+    assert Decision.model_validate_json(text).promoted is (ended_by is None)
+
+
+def test_a_policy_that_an_earlier_version_updated_is_judged_by_its_comparison_alone(
+    project: Project, open_round: Callable[[int], Round]
+) -> None:
+    round, comparison = open_round(1), files(project, "comparison", "numbers")
+    pin(round, "policy_update", policy=files(project, "policy", "better"))
+    assert evidence(round, comparison) == {"comparison": comparison}

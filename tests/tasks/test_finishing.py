@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from rlhf_core.alarms import MonitorsReport
 from rlhf_core.ledger import DecisionRecord, StageRecord
 from rlhf_core.records import Completion, Measurement, StopReason
 from rlhf_core.report import Scores
@@ -83,6 +84,31 @@ def test_a_comparison_that_kept_no_scores_leaves_gold_alone(decided: Project) ->
     _measure(decided)
     _pin(decided, "comparison", "comparison", "scores", {})
     assert set(view(decided, 1).scores) == {"gold"}
+
+
+def test_what_the_monitors_saw_is_shown(decided: Project) -> None:
+    seen = MonitorsReport(ended_by=None, steps=8, monitors=(), alarms=())
+    with decided.store.writing() as folder:
+        (folder / "monitors.json").write_text(seen.model_dump_json())
+        ref = decided.store.commit(folder, "monitors", "by hand")
+    record = StageRecord(
+        stage="policy_update",
+        key="0",
+        outputs={"monitors": ref},
+        cached=False,
+        seconds=1.0,
+        mlflow_run_id="1",
+    )
+    decided.ledger.pin(1, record)
+    assert view(decided, 1).monitors == seen
+
+
+def test_an_update_of_an_earlier_version_shows_no_monitors(decided: Project) -> None:
+    decided.ledger.pin(
+        1,
+        StageRecord(stage="policy_update", key="0", outputs={}, cached=False, seconds=1.0, mlflow_run_id="1"),
+    )
+    assert view(decided, 1).monitors is None
 
 
 def test_a_round_that_ended_before_its_policy_has_no_scores(decided: Project) -> None:

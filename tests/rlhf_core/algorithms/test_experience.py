@@ -158,3 +158,31 @@ def test_stops_are_shares_and_lengths_are_tokens(make_batch: Callable[..., TextB
         "rollout/stop.length": 0.25,
         "rollout/response_length": 3.25,  # (4 + 2 + 6 + 1) / 4
     }
+
+
+def test_sameness_is_counted_by_token_ids_without_the_end_token(make_batch: Make) -> None:
+    def completion(number: int, ids: list[int], stop: StopReason) -> Completion:
+        return Completion(
+            id=f"p/{number}",
+            prompt_id="p",
+            prompt_text="?",
+            prompt_ids=[1],
+            response_ids=ids,
+            text="",
+            stop=stop,
+        )
+
+    rows = [([1, 2, 1, 2, 9], StopReason.EOS), ([1, 2, 1, 2], StopReason.LENGTH), ([9], StopReason.EOS)]
+    completions = [completion(number, ids, stop) for number, (ids, stop) in enumerate(rows)]
+    batch = make_batch([(1, 5), (1, 4), (1, 1)])
+    found = Experience(completions, RolloutBatch(**vars(batch), group_ids=torch.zeros(3)), torch.zeros(3, 5))
+    # Without 9 two rows are 1 2 1 2 and one is empty. Unigrams: 1 2 of 8; bigrams: 12 21 of 6, trigrams:
+    # 121 212 of 4.
+    assert found.sameness() == {
+        "rollout/distinct_1": 2 / 8,
+        "rollout/distinct_2": 2 / 6,
+        "rollout/distinct_3": 2 / 4,
+        "rollout/self_bleu": pytest.approx(2 / 3),  # two rows are in each other, the empty one is in none
+        "rollout/duplicates": pytest.approx(1 / 3),
+        "rollout/repetition": 0,
+    }

@@ -8,7 +8,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from rlhf_core.alarms import Action
 from rlhf_core.algorithms.experience import Experience
+from rlhf_core.algorithms.monitors import Monitors
+from rlhf_core.algorithms.monitors.updates import ClipFraction
 from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.algorithms.ppo import PPO, PPOAlgorithm
 from rlhf_core.generation import Sampling
@@ -331,6 +334,8 @@ def test_epochs_stop_before_the_next_step_once_the_update_has_drifted(
     trunk = make_roles()
     assert train(trunk, make_data(), sink, **wild) == "num_steps"
     assert logged(sink, "policy/minibatches") == [1]
+    # What stopped it is told, though no step was taken on it.
+    assert logged(sink, "policy/approxkl") == [0] and logged(sink, "policy/approxkl_max")[0] > 0.01
     assert all(p.grad is None for role in trunk.roles for p in trunk.parameters(role).values())
 
 
@@ -342,6 +347,36 @@ def test_the_kl_budget_ends_the_stage_with_an_alarm(
     to_start = logged(sink, "objective/kl_to_start")
     assert to_start[0] == 0 and len(to_start) == 2  # seen on the first samples of a policy that moved
     assert sink.alarms == [f"KL to the round's start is {to_start[1]:.2f}, over its budget 0.001: ended"]
+
+
+def stopping() -> Monitors:
+    """Monitors of which one ends the stage as soon as any token is clipped."""
+    return Monitors(clip_fraction=ClipFraction(action=Action.STOP, share=1e-6))
+
+
+def test_a_monitor_that_may_stop_ends_the_stage_after_the_step_it_speaks_of(
+    make_roles: Make, make_data: MakeData, sink: Spool
+) -> None:
+    data = make_data(monitors=stopping().build())
+    how = {"num_steps": 5, "learning_rate": 5e-2, "target_kl": 5.0}
+    assert train(make_roles(), data, sink, **how) == "monitor:clip_fraction"
+    assert len(logged(sink, "policy/clipfrac")) == 1 and logged(sink, "policy/alarms")[0] >= 1
+    (said,) = [line for line in sink.alarms if "clip_fraction" in line]
+    assert said.startswith("step 0: clip_fraction: clipped share of tokens is ")
+    assert said.endswith("The stage ends here, and its candidate is not promoted.")
+
+
+def test_a_stage_that_is_watched_learns_the_same_bits(
+    make_roles: Make, make_data: MakeData, tmp_path: Path
+) -> None:
+    states = []
+    for name, monitors in (("watched", Monitors().build()), ("alone", None)):
+        trunk, sink = make_roles(), Spool(tmp_path / name)
+        assert train(trunk, make_data(monitors=monitors), sink, learning_rate=5e-2) == "num_steps"
+        states.append(state(trunk))
+        assert bool(sink.alarms) == (monitors is not None)  # at this rate there is something to say
+    watched, alone = states
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from rlhf_core.report import RoundView, Sample
 from rlhf_core.report.contents import figures
 from rlhf_core.report.html_page import html_page
 from tests.rlhf_core.report.parsed import events
-from tests.rlhf_core.report.test_page import COMPARISON, DISTINCT, ENDED_EARLY, PLOTTED, VIEW, WIN_RATE
+from tests.rlhf_core.report.test_page import (
+    COMPARISON,
+    DISTINCT,
+    ENDED_EARLY,
+    MONITORS,
+    PLOTTED,
+    VIEW,
+    WIN_RATE,
+)
 
 VOID = {"meta"}
 
@@ -105,6 +113,27 @@ def test_alarms_are_shown_where_there_are_any() -> None:
     assert "Alarms step 3: <b>" in _words(page(replace(VIEW, alarms=["step 3: <b>"])))
 
 
+def test_the_monitors_are_a_table_with_those_that_raised_an_alarm_first() -> None:
+    assert "<h2>Monitors" not in page(VIEW)
+    markup = page(replace(VIEW, monitors=MONITORS))
+    assert "6 steps watched by 4 monitors; 2 raised an alarm. The monitor kl ended the stage." in _words(
+        markup
+    )
+    rows = re.findall(r"<tr>.*?</tr>", markup[markup.index('class="monitors"') :])[1:5]
+    assert [re.sub(r"<[^>]*>", " ", row).split()[0] for row in rows] == ["kl", "phrases", "entropy", "gold"]
+    assert "stop since step 5 KL: 0.6 at step 5 (limit 0.5) raise `z`" in _words(rows[0])
+    tones = [re.findall(r'class="(result[^"]*)"', row)[0].strip() for row in rows]
+    assert tones == ["result failed", "result failed", "result", "result passed"]
+    assert "Examples phrases, step 2 : 'so <b>'" in _words(markup)
+
+
+def test_a_gate_without_an_interval_shows_the_value_it_was_judged_by() -> None:
+    gate = GateResult(
+        name="policy/ended_by_monitor < 1", value=1.0, bound=1.0, passed=False, sentence="it did"
+    )
+    assert "policy/ended_by_monitor < 1 1 failed" in _words(page(replace(VIEW, gates=[gate])))
+
+
 def test_settings_keep_their_lines() -> None:
     settings = 'a: 1\nb:\n  - "</pre><x>"\n'
     assert ("text", settings, ()) in events(page(replace(VIEW, settings_yaml=settings)))
@@ -159,6 +188,9 @@ def test_hostile_text_changes_nothing_of_the_page_but_text(hostile: str) -> None
             gates=[GateResult(name=f"{written} > 1", value=0.0, bound=1.0, passed=False, sentence=written)],
             links={written: written},
             settings_yaml=written,
+            monitors=MONITORS.model_copy(
+                update={"alarms": (MONITORS.alarms[0].model_copy(update={"examples": (written,)}),)}
+            ),
         )
         found = events(page(view))
         return [(kind, name, [key for key, _ in those]) for kind, name, those in found if kind != "text"]

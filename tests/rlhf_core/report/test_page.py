@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from rlhf_core.alarms import Action, Alarm, MonitorRecord, MonitorsReport, WorstReading
 from rlhf_core.artifacts import ArtifactRef
 from rlhf_core.gates import Estimate, Gate, judge
 from rlhf_core.ledger import StageRecord
@@ -46,6 +47,29 @@ VIEW = RoundView(
     samples=[Sample("The rain", "is wet.", "")],
     links={"MLflow": "http://localhost/runs?a=1&b=2", "again": "rlhf status quickstart"},
     settings_yaml="rounds: 2\n",
+)  # fmt: skip
+MONITORS = MonitorsReport(
+    ended_by="kl",
+    steps=6,
+    monitors=(
+        MonitorRecord(monitor="entropy", action=Action.OFF, advice="raise `x`"),
+        MonitorRecord(
+            monitor="gold", action=Action.WARN, advice="raise `y`",
+            worst=(WorstReading(what="trend", value=-1.5, step=4, limit=-3, side="below"),),
+        ),
+        MonitorRecord(
+            monitor="phrases", action=Action.WARN, advice="read <them>", first=2, steps=2,
+            worst=(WorstReading(what="growth", value=9.25, step=3, limit=8, side="above"),),
+        ),
+        MonitorRecord(
+            monitor="kl", action=Action.STOP, advice="raise `z`", first=5, since=5, steps=1,
+            worst=(WorstReading(what="KL", value=0.6, step=5, limit=0.5, side="above"),),
+        ),
+    ),
+    alarms=(
+        Alarm(monitor="phrases", step=2, severity="warn", sentence="too many", examples=("'so <b>'",)),
+        Alarm(monitor="kl", step=5, severity="stop", sentence="too far"),
+    ),
 )  # fmt: skip
 PLOTTED = replace(
     VIEW,
@@ -158,6 +182,23 @@ def test_alarms_are_shown_where_there_are_any(tmp_path: Path) -> None:
     )
 
 
+def test_every_monitor_has_a_row_and_what_to_change_stands_beside_those_that_raised_an_alarm(
+    tmp_path: Path,
+) -> None:
+    assert "## Monitors" not in _page(VIEW, tmp_path)
+    page = _page(replace(VIEW, monitors=MONITORS), tmp_path)
+    said = "6 steps watched by 4 monitors; 2 raised an alarm. The monitor kl ended the stage."
+    assert f"## Monitors\n\n{said}" in page
+    assert _row(page, "kl") == ["stop", "since step 5", "KL: 0.6 at step 5 (limit 0.5)", r"raise \`z\`"]
+    over = ["warn", "over; first at step 2", "growth: 9.25 at step 3 (limit 8)", "read &lt;them&gt;"]
+    assert _row(page, "phrases") == over
+    assert _row(page, "gold") == ["warn", "ok", "trend: -1.5 at step 4 (limit -3)", ""]
+    assert _row(page, "entropy") == ["off", "off", "", ""]
+    order = [page.index(f"| {name} |") for name in ("kl", "phrases", "entropy", "gold")]
+    assert order == sorted(order)  # what is on, what was on, then the rest as the settings have them
+    assert "- **phrases, step 2**: 'so &lt;b&gt;'\n" in page
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -171,7 +212,9 @@ def test_alarms_are_shown_where_there_are_any(tmp_path: Path) -> None:
 )
 def test_hostile_text_changes_nothing_of_the_page_but_text(hostile: str, tmp_path: Path) -> None:
     def structure(sample: str) -> list[str]:
-        view = replace(VIEW, samples=[Sample(sample, sample, sample)], alarms=[sample])
+        alarm = MONITORS.alarms[0].model_copy(update={"examples": (sample,)})
+        seen = MONITORS.model_copy(update={"alarms": (alarm,)})
+        view = replace(VIEW, samples=[Sample(sample, sample, sample)], alarms=[sample], monitors=seen)
         blocks = RENDERER.parse(_page(view, tmp_path))
         kinds = [kind for block in blocks for kind in (block.type, *(t.type for t in block.children or []))]
         return [kind for kind in kinds if kind not in ("text", "softbreak")]

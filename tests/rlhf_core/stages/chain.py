@@ -128,7 +128,8 @@ def play(chain: Chain, *overrides: str) -> RunSettings:
             "champion_policy": started["policy"],
         },
     )
-    chain.run("promotion", run.promotion, chain.made["comparison"])
+    seen = {"monitors": candidate["monitors"]}
+    chain.run("promotion", run.promotion, {**chain.made["comparison"], **seen})
     return run
 
 

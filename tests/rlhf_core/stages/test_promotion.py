@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.alarms import Alarm, MonitorsReport
 from rlhf_core.gates import Estimate, PromotionGate
 from rlhf_core.stages.comparison import ComparisonReport
 from rlhf_core.stages.promotion import DEFAULT_GATES, Decision, Promotion
@@ -17,12 +18,19 @@ MEASURED = {
 }
 
 
-def decided(tmp_path: Path, metrics: dict[str, Estimate], *gates: PromotionGate) -> Decision:
-    chain = Chain(tmp_path)
-    with chain.store.writing() as folder:
-        (folder / "comparison.json").write_text(ComparisonReport(metrics=metrics).model_dump_json())
-        ref = chain.store.commit(folder, "comparison", "by hand")
-    made = chain.run("promotion", Promotion(gates=gates), {"comparison": ref})
+def decided(
+    tmp_path: Path,
+    metrics: dict[str, Estimate],
+    *gates: PromotionGate,
+    seen: MonitorsReport | None = None,
+) -> Decision:
+    chain, inputs = Chain(tmp_path), {}
+    for kind, value in (("comparison", ComparisonReport(metrics=metrics)), ("monitors", seen)):
+        if value is not None:
+            with chain.store.writing() as folder:
+                (folder / f"{kind}.json").write_text(value.model_dump_json())
+                inputs[kind] = chain.store.commit(folder, kind, "by hand")
+    made = chain.run("promotion", Promotion(gates=gates), inputs)
     return Decision.model_validate_json((chain.open(made["decision"]) / "decision.json").read_bytes())
 
 
@@ -46,6 +54,21 @@ def test_what_was_not_measured_fails(tmp_path: Path, missing: str) -> None:
     assert not decision.promoted
     (failed,) = [gate for gate in decision.gates if not gate.passed]
     assert (failed.value, failed.sentence) == (None, f"{missing} was not measured: failed")
+
+
+def test_a_candidate_whose_training_a_monitor_stopped_is_refused_whatever_it_measures(tmp_path: Path) -> None:
+    warned = Alarm(monitor="entropy", step=2, severity="warn", sentence="low")
+    stopped = Alarm(monitor="kl", step=5, severity="stop", sentence="too far")
+    alarms = MonitorsReport(ended_by=None, steps=6, monitors=(), alarms=(warned,))
+    assert decided(tmp_path / "warned", MEASURED, WINS, KL, seen=alarms).promoted
+    ended = alarms.model_copy(update={"ended_by": "kl", "alarms": (warned, stopped)})
+    decision = decided(tmp_path / "stopped", MEASURED, WINS, KL, seen=ended)
+    assert not decision.promoted
+    (failed,) = [gate for gate in decision.gates if not gate.passed]
+    assert failed.sentence == (
+        "policy/ended_by_monitor is 1: the monitor kl ended the policy update at step 5, and what was "
+        "stopped for going wrong is not promoted: failed"
+    )
 
 
 def test_the_default_gates_ask_for_what_a_comparison_measures(played: Chain) -> None:

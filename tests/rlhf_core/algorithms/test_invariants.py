@@ -1,17 +1,16 @@
 """Every invariant stops a run that breaks it, and lets a healthy one pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rlhf_core.algorithms.experience import Experience
-from rlhf_core.algorithms.monitors import BrokenInvariant, Watch
+from rlhf_core.algorithms.invariants import BrokenInvariant, Watch
 from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.algorithms.ppo import PPO, PPOAlgorithm
-from rlhf_core.generation import Sample, Sampling
-from rlhf_core.generation.hf import HFGenerator
+from rlhf_core.generation import Sampling
 from rlhf_core.kl import KLEstimator
 from rlhf_core.metrics import Spool
 from rlhf_core.tensors import last_true
@@ -28,20 +27,19 @@ def found(trunk: Trunk, data: PolicyData, settings: PPO = SETTINGS) -> Experienc
 
 
 @pytest.fixture
-def watch(sink: Spool) -> Watch:
-    return Watch(sink, "cpu")
+def watch() -> Watch:
+    return Watch("cpu")
 
 
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("estimator", list(KLEstimator))
 def test_a_healthy_batch_passes_without_a_word(
-    make_roles: Make, make_data: MakeData, watch: Watch, sink: Spool, moved: bool, estimator: KLEstimator
+    make_roles: Make, make_data: MakeData, watch: Watch, moved: bool, estimator: KLEstimator
 ) -> None:
     trunk, data = make_roles(policy_moved=moved), make_data(from_reference=not moved)
     settings = SETTINGS.model_copy(update={"kl_estimator": estimator})
     watch.experience(0, found(trunk, data, settings), data)
     watch.first_minibatch(0, {"policy/max_log_ratio": 0.0})
-    assert sink.alarms == []
 
 
 def test_rows_that_were_mixed_up_are_seen(make_roles: Make, make_data: MakeData, watch: Watch) -> None:
@@ -119,25 +117,3 @@ def test_a_run_whose_update_sees_other_log_probabilities_stops_before_any_step(
         Drifting(SETTINGS, SAMPLING).train(trunk, data, sink)
     after = trunk.parameters("policy").values()
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-
-
-class Stale(HFGenerator):
-    """Still samples from the reference: the policy's weights never reached it."""
-
-    def sample(
-        self, trunk: Trunk, role: str, prompts: Sequence[Sequence[int]], *rest: object
-    ) -> list[Sample]:  # type: ignore[override]
-        """One response for each prompt, of the wrong policy."""
-        return super().sample(trunk, "reference", prompts, *rest)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("estimator", list(KLEstimator))
-def test_samples_of_another_policy_raise_the_alarm_of_negative_kl(
-    make_roles: Make, make_data: MakeData, watch: Watch, sink: Spool, estimator: KLEstimator
-) -> None:
-    trunk, data = make_roles(policy_moved=True), make_data(from_reference=False, generator=Stale())
-    settings = SETTINGS.model_copy(update={"kl_estimator": estimator})
-    # Under samples of the reference the mean of log policy - log reference is -KL(reference || policy).
-    watch.experience(2, found(trunk, data, settings), data)
-    (alarm,) = sink.alarms
-    assert alarm.startswith("step 2: mean KL a completion is -")

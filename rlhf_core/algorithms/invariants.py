@@ -5,7 +5,6 @@ from typing import Protocol
 import torch
 
 from rlhf_core.algorithms.experience import Experience
-from rlhf_core.metrics import MetricSink
 from rlhf_core.tensors import last_true
 
 FIRST_RATIO_TOLERANCE = {"cpu": 0.0}
@@ -27,8 +26,7 @@ class Start(Protocol):
 class Watch:
     """The checks of one stage."""
 
-    def __init__(self, sink: MetricSink, device: str) -> None:
-        self.sink = sink
+    def __init__(self, device: str) -> None:
         self.tolerance = FIRST_RATIO_TOLERANCE.get(device, 1e-2)
 
     def experience(self, step: int, found: Experience, data: Start) -> None:
@@ -51,15 +49,6 @@ class Watch:
                 "Check the reference and the role's weights."
             )
         self._score_position(found)
-        lengths = batch.response_mask.sum(-1).float().mean()
-        # Whatever estimates the penalty: k2 and k3 are never negative, and would hide this.
-        mean_kl = float((batch.logprobs - batch.ref_logprobs).sum(-1).mean())
-        if mean_kl < -0.05 * float(lengths):
-            self.sink.alarm(
-                f"step {step}: mean KL a completion is {mean_kl:.2f}, below zero by more than chance: "
-                "samples do not come from the policy whose log-probabilities are taken (sampler filter, "
-                "padding, reference)"
-            )
 
     def _score_position(self, found: Experience) -> None:
         """A source that scores whole completions is paid at the last response token alone."""

@@ -1,0 +1,49 @@
+"""policy_update: what the monitors saw is an artifact beside the candidate, and one that may stop ends it."""
+
+from rlhf_core.alarms import Action, MonitorsReport
+from rlhf_core.algorithms.monitors import Monitors
+from rlhf_core.algorithms.monitors.updates import ClipFraction
+from rlhf_core.stages import run_job
+from rlhf_core.stages.policy_update import PolicyUpdate
+from tests.rlhf_core.stages.chain import Chain
+
+
+def seen(chain: Chain, shown: str = "policy_update") -> MonitorsReport:
+    folder = chain.open(chain.made[shown]["monitors"])
+    return MonitorsReport.model_validate_json((folder / "monitors.json").read_bytes())
+
+
+def test_every_step_is_watched_by_every_monitor_and_the_record_is_an_artifact(played: Chain) -> None:
+    report = seen(played)
+    assert report.steps == 2 and report.ended_by is None
+    assert [record.monitor for record in report.monitors] == list(Monitors.model_fields)
+    read = {record.monitor for record in report.monitors if record.worst}
+    # Two steps are too few for a window, a median of earlier steps or a trend.
+    assert set(Monitors.model_fields) - read <= {"critic_dead", "critic_diverging", "gold", "score_length"}
+    told = run_job(played.jobs["policy_update"]).told["alarms"]
+    assert told == [alarm.line for alarm in report.alarms]
+
+
+def test_a_monitor_that_may_stop_ends_the_stage_and_its_candidate_is_written(played: Chain) -> None:
+    chain = Chain(played.root, played.execution)
+    job = played.jobs["policy_update"]
+    stop = Monitors(clip_fraction=ClipFraction(action=Action.STOP, share=1e-6))
+    settings = PolicyUpdate.model_validate(job.settings).model_copy(update={"monitors": stop})
+    made = chain.run("policy_update", settings, job.inputs, subject="stopped")
+    assert set(made) == {"policy", "critic", "monitors"}
+    told = run_job(chain.jobs["policy_update.stopped"]).told
+    assert told["metrics"] == {"policy/ended_by_budget": 0.0, "policy/ended_by_monitor": 1.0}
+    report = seen(chain, "policy_update.stopped")
+    assert (report.ended_by, report.steps) == ("clip_fraction", 1)
+    assert made["policy"] != played.made["policy_update"]["policy"]  # one step where the other took two
+
+
+def test_how_a_stage_is_watched_changes_nothing_of_its_candidate(played: Chain) -> None:
+    chain = Chain(played.root, played.execution)
+    job = played.jobs["policy_update"]
+    off = {name: {"action": "off"} for name in Monitors.model_fields}
+    settings = PolicyUpdate.model_validate({**job.settings, "monitors": off})
+    made = chain.run("policy_update", settings, job.inputs, subject="unwatched")
+    for role in ("policy", "critic"):
+        assert made[role].digest == played.made["policy_update"][role].digest
+    assert {record.state for record in seen(chain, "policy_update.unwatched").monitors} == {"off"}
