@@ -25,7 +25,7 @@ WITHOUT_TORCH = {
 MODELS = {"models", "pretrained", "tiny_model"}
 FLOORS = (
     WITH_TORCH | WITHOUT_TORCH,
-    {"batch"},
+    {"batch", "packing"},
     {"trunk", "roles", "generation"} | MODELS,
     {"algorithms", "rewards", "annotators", "evals", "desk", "report"},
     {"stages"},
@@ -39,6 +39,7 @@ SIDEWAYS = (
     {(room, other) for room in WITH_TORCH for other in WITH_TORCH | WITHOUT_TORCH}
     | {(room, other) for room in WITHOUT_TORCH for other in WITHOUT_TORCH}
     | {(room, other) for room in MODELS for other in MODELS}
+    | {("packing", "batch")}
     | {("trunk", "models"), ("trunk", "roles"), ("generation", "models"), ("generation", "trunk")}
 )
 THROUGH_THE_DOOR = {
