@@ -80,8 +80,8 @@ def check_same(record: ProjectRecord, bootstrap: Bootstrap, fingerprint: str) ->
         if record.demonstrations != fingerprint_of(demonstrations(source)):
             raise InvalidSettings(
                 f"{source.name} does not hold the demonstrations any more that the trunk of project "
-                f"{record.name!r} was fine-tuned on: on these it would be another one. Put them back, or name "
-                "a new project."
+                f"{record.name!r} was fine-tuned on: on these it would be another one. Put them back, or "
+                "name a new project."
             )
 
 

@@ -29,7 +29,7 @@ class PackedBatch(TextBatch):
         longest = int(self.lengths.max())
         if longest > self.row_width:
             raise ValueError(
-                f"a row has {longest} tokens, and packed rows have {self.row_width}: its end would be cut off."
+                f"a row has {longest} tokens, and packed rows have {self.row_width}: its end would be cut."
             )
 
     def micro_batches(self, bucket: int, tokens: int) -> Iterator[tuple[Tensor, int]]:

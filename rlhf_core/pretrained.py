@@ -52,7 +52,7 @@ def read(
             "Name the unquantised model."
         )
     if not weights:
-        return Base(hollow(config, source, **asked), AutoTokenizer.from_pretrained(source, **asked))
+        return Base(hollow(config, source, revision, local), AutoTokenizer.from_pretrained(source, **asked))
     loaded: object = AutoModelForCausalLM.from_pretrained(
         source,
         config=without_dropout(config),
@@ -77,12 +77,14 @@ def read(
     return Base(model, AutoTokenizer.from_pretrained(source, **asked))
 
 
-def hollow(config: PreTrainedConfig, source: str, **asked: object) -> PreTrainedModel:
+def hollow(config: PreTrainedConfig, source: str, revision: str, local: bool) -> PreTrainedModel:
     """A model without weights, with the end tokens that the one at `source` has."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with contextlib.suppress(OSError):  # not every model has generation settings of its own
-        model.generation_config = GenerationConfig.from_pretrained(source, **asked)
+        model.generation_config = GenerationConfig.from_pretrained(
+            source, revision=revision, local_files_only=local
+        )
     return model
 
 
@@ -97,7 +99,8 @@ def read_gguf(file: Path, weights: bool = True) -> Base:
         backend = tokenizer.backend_tokenizer
         backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     if not weights:
-        return Base(hollow(AutoConfig.from_pretrained(file.parent, **asked), str(file.parent)), tokenizer)
+        config = AutoConfig.from_pretrained(file.parent, **asked)
+        return Base(hollow(config, str(file.parent), "main", local=True), tokenizer)
     source = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **asked)
     # A model marked as quantised cannot be saved; the file's own title would enter the trunk's bytes.
     unwanted = {"quantization_config", "_model_name_or_path", "_name_or_path"}

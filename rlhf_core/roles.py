@@ -124,7 +124,7 @@ def merge(model: nn.Module, adapter: Mapping[str, Tensor], lora: Lora) -> None:
             )
         delta = lora.alpha / lora.rank * (up.detach().cpu().float() @ down.detach().cpu().float())
         # GPT-2 keeps its weights transposed, in a layer of its own kind.
-        weight += delta if isinstance(module, nn.Linear) else delta.T
+        weight.add_(delta if isinstance(module, nn.Linear) else delta.T)
 
 
 def write_role(

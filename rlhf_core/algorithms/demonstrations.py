@@ -107,13 +107,13 @@ def tokenised(
     if too_long and not drop_too_long:
         raise ValueError(
             f"{len(too_long)} of {num_all} demonstrations have more than {limit} tokens: "
-            f"{', '.join(too_long[:NUM_SHOWN])}. Cut, they would teach to stop in the middle. Raise max_length "
-            f"(the model's context is {codec.context_length}), shorten them, or set drop_too_long."
+            f"{', '.join(too_long[:NUM_SHOWN])}. Cut, they would teach to stop in the middle. Raise "
+            f"max_length (the model's context is {codec.context_length}), shorten them, or set drop_too_long."
         )
     if not train or (held_out_share and not held_out):
         raise ValueError(
-            f"{num_all} demonstrations, {len(too_long)} of them too long, split into {len(train)} to learn and "
-            f"{len(held_out)} held out: both are needed. Give more, or change held_out_share "
+            f"{num_all} demonstrations, {len(too_long)} of them too long, split into {len(train)} to learn "
+            f"and {len(held_out)} held out: both are needed. Give more, or change held_out_share "
             f"({held_out_share}; 0 measures none)."
         )
     return Split(train, held_out, len(too_long))
@@ -122,7 +122,7 @@ def tokenised(
 def encode(
     codec: TextCodec, demonstration: Demonstration, responses_end: bool = True
 ) -> tuple[list[int], list[int]]:
-    """The ids of prompt and response: together what the template makes of both, the first as it is sampled from.
+    """The ids of prompt and response: together the template's own, the prompt's those that are sampled from.
 
     A chat's response goes up to and including the end of its turn, whatever the template writes behind that.
     A plain one is followed by the tokenizer's end token if responses end.
@@ -143,10 +143,10 @@ def encode(
         response = list(apart)
     else:
         raise ValueError(
-            f"the demonstration of prompt {demonstration.prompt.id!r}: the base model's tokenizer or template "
-            f"writes the prompt otherwise when the response {demonstration.response[:40]!r} is there than when "
-            "it is to come, so that nothing would be learned of what is sampled. Leave it out, or use another "
-            "base model."
+            f"the demonstration of prompt {demonstration.prompt.id!r}: the base model's template writes the "
+            f"prompt otherwise when the response {demonstration.response[:40]!r} is there than when it is to "
+            "come, so that nothing would be learned of what is sampled. Leave it out, or use another base "
+            "model."
         )
     plain_end = demonstration.prompt.messages is None and responses_end
     return prompt, [*response, _end_id(codec)] if plain_end else response
@@ -179,8 +179,8 @@ def _to_end_of_turn(
         names = ", ".join(map(str, codec.tokenizer.convert_ids_to_tokens(list(codec.eos_ids))))
         raise ValueError(
             f"the demonstration of prompt {demonstration.prompt.id!r}: the chat template ends an answer with "
-            f"none of the model's end tokens ({names}): the tuned model would never stop. Name the token that "
-            "ends a turn as eos_token_id in the model's generation_config.json."
+            f"none of the model's end tokens ({names}): the tuned model would never stop. Name the token "
+            "that ends a turn as eos_token_id in the model's generation_config.json."
         )
     return whole[: end + 1]
 

@@ -25,8 +25,8 @@ from rlhf_core.trunk import Lora, Trunk
 ROLE = "sft"
 WITHIN = ("filled", "computed", "max_tokens")
 """Diagnostics of the loss that are logged under other names."""
-PACKED_AS_ALONE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far a packed token's log-probability may be from that of its row alone, on average, in nats."""
+PACKED_AS_ALONE = {torch.float32: 1e-3, torch.bfloat16: 0.02}
+"""How far packed log-probabilities may be from those alone, on average, in deviations among tokens."""
 
 
 class SFT(Settings):
@@ -41,7 +41,7 @@ class SFT(Settings):
     drop_too_long: bool = False
     """Leave longer demonstrations out, counted, instead of refusing to start. None is ever cut."""
     held_out_share: float = Field(default=0.05, ge=0, lt=1)
-    """Share of prompts, by their ids' hash, whose demonstrations are measured on and not learned; 0 for none."""
+    """Share of prompts, by the hash of their ids, that are measured on and not learned; 0 measures none."""
     num_epochs: int = Field(default=2, ge=1, le=50)
     """Times every demonstration is learned from; more mostly memorises."""
     demonstrations_per_minibatch: int = Field(default=16, ge=1)
@@ -85,8 +85,8 @@ def fine_tune(trunk: Trunk, data: Split, settings: SFT, seed: int, sink: MetricS
         return {}
     if after > before:
         sink.alarm(
-            f"the held-out loss rose from {before:.3f} to {after:.3f}: the demonstrations were memorised, or the "
-            "rate was too high. Use fewer epochs or a lower rate."
+            f"the held-out loss rose from {before:.3f} to {after:.3f}: the demonstrations were memorised, or "
+            "the rate was too high. Use fewer epochs or a lower rate."
         )
     return {"sft/held_out_loss_before": before, "sft/held_out_loss_after": after}
 
@@ -119,7 +119,7 @@ def held_out_loss(trunk: Trunk, role: str, rows: TokenRows) -> float | None:
 
 
 def laid_out(rows: TokenRows, trunk: Trunk, packing: bool) -> TokenRows:
-    """The rows on the trunk's device, each by itself or to be packed into rows as wide as the longest needs."""
+    """The rows on the trunk's device, each by itself or to be packed in rows as wide as the longest needs."""
     width = 0
     if packing:
         refuse_unpackable(trunk)
@@ -140,11 +140,11 @@ def refuse_unpackable(trunk: Trunk) -> None:
             together = trunk.logprobs(packed, temperature=1.0)[0]
         except TypeError:  # a model that takes no positions
             together = torch.full_like(alone, torch.inf)
-    off = float((alone - together).abs().mean())
+    off = float((alone - together).abs().mean() / alone.std())
     if not off <= PACKED_AS_ALONE[trunk.model.dtype]:
         raise ValueError(
-            f"packed demonstrations have log-probabilities {off:.2g} nats from those they have alone: a "
-            f"{type(trunk.model).__name__} cannot keep them apart by their positions. Set packing: false."
+            f"packed demonstrations have log-probabilities {off:.2g} deviations from those they have alone: "
+            f"a {type(trunk.model).__name__} cannot keep them apart by their positions. Set packing: false."
         )
 
 

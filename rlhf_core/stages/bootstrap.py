@@ -1,4 +1,4 @@
-"""bootstrap: the base model, fine-tuned if asked, becomes the trunk; with a first policy that changes nothing.
+"""bootstrap: the base, fine-tuned if asked, becomes the trunk; with a first policy that changes nothing.
 
 Fine-tuning trains an adapter on the base in the trunk's dtype; its update is added to the base's weights in
 float32, and only then are they cast.
@@ -7,11 +7,11 @@ float32, and only then are they cast.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlhf_core.algorithms.demonstrations import Split, tokenised
+from rlhf_core.algorithms.demonstrations import Split, TokenRows, tokenised
 from rlhf_core.algorithms.sft import ROLE, SFT, fine_tune, held_out_loss, laid_out
 from rlhf_core.artifacts import canonical, derive_seed
 from rlhf_core.models import Base, BaseModel, PackagedGGUF, TextCodec, load_base, save_base
@@ -21,6 +21,9 @@ from rlhf_core.settings import Execution, InvalidSettings, Settings
 from rlhf_core.sources import demonstrations, read_rows
 from rlhf_core.stages.context import StageContext, open_trunk, trunk_on
 from rlhf_core.trunk import Lora
+
+if TYPE_CHECKING:
+    import torch
 
 NAME, VERSION = "bootstrap", 2
 
@@ -37,7 +40,7 @@ class Bootstrap(Settings):
     lora: Lora = Lora()
     """The policy's adapter."""
     sft: SFT | None = None
-    """Supervised fine-tuning of the base on demonstrations, merged into the trunk; none leaves it as it is."""
+    """Supervised fine-tuning of the base on demonstrations, merged into the trunk; none by default."""
 
 
 class BootstrapJob(Bootstrap):
@@ -76,7 +79,7 @@ def split_of(settings: SFT, codec: TextCodec, records: Iterable[Demonstration]) 
 
 
 def check_demonstrations(settings: Bootstrap) -> None:
-    """Read all demonstrations as the stage will, before a project is opened; raises for what it would refuse."""
+    """Read all demonstrations before a project is opened; raises for what the stage would refuse."""
     from rlhf_core.hardware import torch_dtype
 
     if settings.sft is None:
@@ -122,11 +125,11 @@ def run(context: StageContext) -> None:
             "dtype `auto` reached a stage: it is resolved when a project is opened, and recorded"
         )
     context.sink.progress(0, 2, "loading the base model")
-    split: Split | None = None
+    dtype, held_out = torch_dtype(settings.dtype), TokenRows(0)
     if settings.sft is None:
-        base = load_base(settings.base, torch_dtype(settings.dtype))
+        base = load_base(settings.base, dtype)
     else:
-        base, split = fine_tuned(context, settings, settings.sft)
+        base, held_out = fine_tuned(context, settings, settings.sft, dtype)
     with context.output("trunk", "trunk") as folder:
         (folder / "model").mkdir()
         save_base(base, folder / "model")
@@ -135,8 +138,8 @@ def run(context: StageContext) -> None:
     context.sink.progress(1, 2, "writing the first policy")
     made = context.outputs["trunk"]
     trunk = open_trunk(context.store.open(made), made.digest, context.job.execution)
-    if split is not None and len(split.held_out):
-        merged = held_out_loss(trunk, "reference", laid_out(split.held_out, trunk, packing=False))
+    merged = held_out_loss(trunk, "reference", laid_out(held_out, trunk, packing=False))
+    if merged is not None:
         context.summary({"sft/held_out_loss_merged": merged})
     trunk.add_role("policy", settings.lora, context.seed)
     with context.output("policy", "policy") as folder:
@@ -144,12 +147,13 @@ def run(context: StageContext) -> None:
     context.sink.progress(2, 2, "done")
 
 
-def fine_tuned(context: StageContext, settings: Bootstrap, sft: SFT) -> tuple[Base, Split]:
-    """The base with what it learned from the demonstrations, cast to the trunk's dtype; and they as ids."""
+def fine_tuned(
+    context: StageContext, settings: Bootstrap, sft: SFT, dtype: "torch.dtype"
+) -> tuple[Base, TokenRows]:
+    """The base with what it learned from the demonstrations merged in; and those that were held out."""
     from rlhf_core.hardware import torch_dtype
     from rlhf_core.pretrained import freeze
 
-    dtype = torch_dtype(settings.dtype)
     base = load_base(settings.base, dtype)
     trunk = trunk_on(base, "", settings.length_bucket, context.job.execution)
     found = read_rows(context.input("demonstrations") / "demonstrations.parquet", Demonstration)
@@ -172,4 +176,4 @@ def fine_tuned(context: StageContext, settings: Bootstrap, sft: SFT) -> tuple[Ba
     del base, trunk  # before a second one is loaded
     whole = load_base(settings.base, torch_dtype("float32"))
     merge(whole.model, adapter, sft.lora)
-    return freeze(whole, dtype), split
+    return freeze(whole, dtype), split.held_out

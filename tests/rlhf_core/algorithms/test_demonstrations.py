@@ -118,7 +118,7 @@ def test_a_template_that_writes_another_prompt_once_it_is_answered_is_refused(ba
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "{% if add_generation_prompt %}", "{% if add_generation_prompt %}{{ 'Think. ' }}"
     )
-    with pytest.raises(ValueError, match="prompt 'c'.*otherwise when the response 'that' is there"):
+    with pytest.raises(ValueError, match=r"prompt 'c'.*otherwise when the response 'that' is there"):
         encode(with_tokenizer(base, tokenizer), chat("what?", "that"))
 
 

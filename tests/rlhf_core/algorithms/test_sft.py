@@ -31,7 +31,7 @@ LORA = Lora(rank=8, alpha=16)
 SETTINGS = SFT(
     demonstrations=FileSource(path="not read here"),
     lora=LORA,
-    optimizer=Optimizer(learning_rate=1e-2, schedule="linear"),
+    optimizer=Optimizer(learning_rate=2e-2, schedule="linear"),
     num_epochs=4,
     held_out_share=0.2,
 )
@@ -58,7 +58,7 @@ def tuned(make_trunk: Callable[..., Trunk], stir: Callable[..., None]) -> Callab
 
 def fresh(make_trunk: Callable[..., Trunk]) -> Trunk:
     """A trunk whose role sft changes nothing yet."""
-    trunk = make_trunk(model=TinyModel(hidden_size=32, num_layers=2, weight_scale=0.01))
+    trunk = make_trunk(model=TinyModel(hidden_size=64, num_layers=2))
     trunk.add_role(ROLE, LORA, 0)
     return trunk
 
@@ -153,7 +153,7 @@ def test_a_pattern_is_learned_and_holds_for_prompts_that_were_held_out(
     split = tokenised(trunk.codec, ANSWERS, max_length=32, held_out_share=0.2)
     settings = SETTINGS.model_copy(update={"packing": packing})
     told = fine_tune(trunk, split, settings, 1, sink)
-    # Five tokens of 260: nearly log 260 before; most of it is gone, on letters with digits never seen.
+    # Worse than log 260 before, for its opinions are random; then most of it is gone, on prompts never seen.
     assert told["sft/held_out_loss_before"] > 5
     assert told["sft/held_out_loss_after"] < 1
     assert told["sft/held_out_loss_after"] == held_out_loss(trunk, ROLE, split.held_out)
@@ -175,7 +175,7 @@ def test_every_step_and_every_epoch_is_told(make_trunk: Callable[..., Trunk], si
         assert metrics["sft/tokens"] == 16 * 5  # four letters and an end
     held_out = [line["step"] for line in lines if "sft/held_out_loss" in line["metrics"]]
     assert held_out == [epoch * an_epoch for epoch in range(5)]
-    assert steps[1]["sft/lr"] == pytest.approx(1e-2)
+    assert steps[1]["sft/lr"] == pytest.approx(2e-2)
     progress = read_lines(sink.progress_path)
     assert (progress[-1]["done"], progress[-1]["total"]) == (4 * an_epoch, 4 * an_epoch)
 
@@ -203,9 +203,10 @@ def test_without_held_out_demonstrations_none_is_measured(
 
 def test_a_held_out_loss_that_rises_is_told(make_trunk: Callable[..., Trunk], sink: Spool) -> None:
     trunk = fresh(make_trunk)
-    split = tokenised(trunk.codec, ANSWERS, max_length=32, held_out_share=0.2)
-    wild = SETTINGS.model_copy(update={"optimizer": Optimizer(learning_rate=1.0), "num_epochs": 1})
-    told = fine_tune(trunk, split, wild, 1, sink)
+    # What is held out is answered otherwise than what is learned.
+    others = [one.model_copy(update={"response": one.response.upper()}) for one in ANSWERS]
+    learned, held_out = (tokenised(trunk.codec, rows, max_length=32).train for rows in (ANSWERS, others))
+    told = fine_tune(trunk, Split(learned, held_out), SETTINGS, 1, sink)
     assert told["sft/held_out_loss_after"] > told["sft/held_out_loss_before"]
     assert len(sink.alarms) == 1 and "the held-out loss rose from" in sink.alarms[0]
 

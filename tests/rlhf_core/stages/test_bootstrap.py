@@ -1,4 +1,4 @@
-"""Bootstrap: the trunk is the base, or what it learned from demonstrations merged in; the policy adds nothing."""
+"""Bootstrap: the trunk is the base, with what it learned merged in; the first policy adds nothing."""
 
 import json
 from pathlib import Path
@@ -178,10 +178,10 @@ def rows(count: int = 80) -> list[dict[str, str]]:
     ("given", "update", "said"),
     [
         ([], {}, "no demonstrations in its 0 rows"),
-        (rows(20) + [{"prompt": "p", "response": ""}], {}, "1 of 21 rows refused"),
+        ([*rows(20), {"prompt": "p", "response": ""}], {}, "1 of 21 rows refused"),
         (rows(20), {"max_length": 8, "demonstrations_per_minibatch": 1}, None),
-        (rows() + [{"prompt": "p", "response": "r" * 128}], {}, "1 of 81 demonstrations have more than 128"),
-        (rows() + [{"prompt": "p", "response": "r" * 127}], {"drop_too_long": True}, None),
+        ([*rows(), {"prompt": "p", "response": "r" * 128}], {}, "1 of 81 demonstrations have more than 128"),
+        ([*rows(), {"prompt": "p", "response": "r" * 127}], {"drop_too_long": True}, None),
         (rows(6), {"held_out_share": 0.0}, "6 demonstrations to learn do not fill a minibatch of 8"),
         (rows(20), {"held_out_share": 1e-9}, "20 to learn and 0 held out"),
     ],
