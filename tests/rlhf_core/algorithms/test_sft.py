@@ -205,7 +205,9 @@ def test_a_held_out_loss_that_rises_is_told(make_trunk: Callable[..., Trunk], si
     trunk = fresh(make_trunk)
     # What is held out is answered otherwise than what is learned.
     others = [one.model_copy(update={"response": one.response.upper()}) for one in ANSWERS]
-    learned, held_out = (tokenised(trunk.codec, rows, max_length=32).train for rows in (ANSWERS, others))
+    learned, held_out = (
+        tokenised(trunk.codec, rows, max_length=32, responses_end=False).train for rows in (ANSWERS, others)
+    )
     told = fine_tune(trunk, Split(learned, held_out), SETTINGS, 1, sink)
     assert told["sft/held_out_loss_after"] > told["sft/held_out_loss_before"]
     assert len(sink.alarms) == 1 and "the held-out loss rose from" in sink.alarms[0]
