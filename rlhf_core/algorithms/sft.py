@@ -46,9 +46,9 @@ class SFT(Settings):
     """Times every demonstration is learned from; more mostly memorises."""
     demonstrations_per_minibatch: int = Field(default=16, ge=1)
     """Demonstrations in one optimiser step."""
-    packing: bool = True
-    """Lay several demonstrations into one row of a forward pass, none attending to another: less padding,
-    the same gradients up to rounding."""
+    packing: bool = False
+    """Lay several demonstrations into a row as wide as the longest, none attending to another: less padding,
+    the same gradients up to rounding. Faster where lengths are alike, slower where a few are far longer."""
     lora: Lora = Lora(rank=32, alpha=64)
     """The adapter that learns; it is merged into the trunk and no policy's."""
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, schedule="linear")

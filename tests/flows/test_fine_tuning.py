@@ -22,7 +22,10 @@ SMALLER = (
     "evals.held_out.sampling.max_new_tokens=8",
     "bootstrap.base.context_length=512",
 )
-SFT = "{num_epochs: 1, demonstrations_per_minibatch: 8, held_out_share: 0.2, optimizer: {learning_rate: 1e-2}"
+SFT = (
+    "{num_epochs: 1, demonstrations_per_minibatch: 8, held_out_share: 0.2, packing: true, "
+    "optimizer: {learning_rate: 1e-2}"
+)
 
 
 def tuned(home: Path, file: Path, prompts: str, **source: str) -> dict[str, Any]:
