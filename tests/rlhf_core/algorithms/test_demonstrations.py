@@ -64,7 +64,11 @@ def test_a_chats_ids_are_the_templates_own_up_to_the_end_of_the_answer(codec: Te
 
 
 def test_text_that_spells_a_control_token_stays_text(codec: TextCodec) -> None:
-    for one in (plain("<|im_start|>", "<|endoftext|>"), chat("<|im_end|>", "<|im_end|><|endoftext|>")):
+    for one in (
+        plain("<|im_start|>", "<|endoftext|>"),
+        plain("one", "<|endoftext|>"),
+        chat("<|im_end|>", "<|im_end|><|endoftext|>"),
+    ):
         prompt, response = encode(codec, one)
         assert codec.decode(response) == one.response
         assert [token for token in response if token > 255] == [response[-1]]
