@@ -114,7 +114,7 @@ def held_out_loss(trunk: Trunk, role: str, rows: TokenRows) -> float | None:
     total = 0.0
     with trunk.role(role):
         for part in rows.parts(trunk.bucket, trunk.micro_batch_tokens):
-            total -= float(trunk.logprobs(part.batch(), temperature=1.0)[0].double().sum())
+            total -= float(trunk.logprobs(part.batch(), temperature=1.0)[0].cpu().double().sum())
     return total / rows.weight
 
 
