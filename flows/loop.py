@@ -11,11 +11,11 @@ from filelock import FileLock, Timeout
 from flows.console import ConsoleDisplay
 from flows.server import prefect_server
 from flows.settings import RunSettings
-from rlhf_core.ledger import Ledger
+from rlhf_core.ledger import Ledger, ProjectRecord
 from rlhf_core.records import Prompt
 from rlhf_core.settings import Execution, InvalidSettings, Json
-from rlhf_core.sources import prompts
-from rlhf_core.stages.bootstrap import Bootstrap, resolve
+from rlhf_core.sources import demonstrations, prompts
+from rlhf_core.stages.bootstrap import Bootstrap, check_demonstrations, fingerprint_of, resolve
 from rlhf_core.stages.prompts import split
 from tasks.home import check_format, check_writable, open_home, saying_what_the_disk_did
 from tasks.mlflow_store import quiet_environment
@@ -63,15 +63,9 @@ def check(settings: RunSettings, home: Path, rounds: int | None, more: int | Non
     bootstrap, execution = resolve(settings.bootstrap, settings.execution)
     ledger = Ledger(home / "projects", settings.project)
     if ledger.exists:
-        record = ledger.project()
-        # Read as settings, and not compared as JSON: one that came later has the default that it then had.
-        opened = Bootstrap.model_validate(record.settings["bootstrap"])
-        if record.base != fingerprint or opened != bootstrap:
-            raise InvalidSettings(
-                f"project {settings.project!r} was opened on another base model, adapter or kind of weights: "
-                "its policies mean nothing on this one. Use the `bootstrap` it was opened with, or name a "
-                "new project."
-            )
+        check_same(ledger.project(), bootstrap, fingerprint)
+    else:
+        check_demonstrations(bootstrap)
     wanted = decided(ledger) + more if more is not None else (1 if rounds is None else rounds)
     return Plan(settings, bootstrap, execution, fingerprint, wanted)
 
@@ -90,6 +84,24 @@ def _check_texts(settings: RunSettings) -> None:
             f"pretraining_source: {len(chats)} rows are conversations ({', '.join(chats[:3])} ...), and a "
             "pretraining mix predicts plain text. Map a column of texts: `columns: {text: COLUMN}`"
         )
+
+
+def check_same(record: ProjectRecord, bootstrap: Bootstrap, fingerprint: str) -> None:
+    """Refuse to play a project on another trunk than the one it was opened with."""
+    if record.base != fingerprint or Bootstrap.model_validate(record.settings["bootstrap"]) != bootstrap:
+        raise InvalidSettings(
+            f"project {record.name!r} was opened on another base model, adapter, kind of weights or "
+            "fine-tuning: its policies mean nothing on this one. Use the `bootstrap` it was opened with, or "
+            "name a new project."
+        )
+    if bootstrap.sft is not None:
+        source = bootstrap.sft.demonstrations
+        if record.demonstrations != fingerprint_of(demonstrations(source)):
+            raise InvalidSettings(
+                f"{source.name} does not hold the demonstrations any more that the trunk of project "
+                f"{record.name!r} was fine-tuned on: on these it would be another one. Put them back, or "
+                "name a new project."
+            )
 
 
 def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> dict[str, Json]:

@@ -3,8 +3,8 @@
 B completions, P pairs, Q prompt length, T response length.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -56,6 +56,11 @@ class TextBatch:
         """[B] tokens that count in each response."""
         return self.response_mask.sum(-1)
 
+    @property
+    def lengths(self) -> Tensor:
+        """[B] tokens of each row, prompt and response."""
+        return self.query_lengths + self.response_lengths
+
     def select(self, rows: Tensor) -> Self:
         """The rows named, in that order, everything that belongs to them included."""
         taken = {
@@ -63,13 +68,13 @@ class TextBatch:
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
-        return type(self)(**taken)
+        return replace(self, **taken)
 
     def sequences(self, width: int, pad_id: int) -> Tensor:
         """[B, width] prompt and response of each row from position 0, then padding."""
         positions = torch.arange(width, device=self.query_ids.device)[None].expand(len(self), -1)
         start = self.query_lengths[:, None]
-        longest = int((self.query_lengths + self.response_lengths).max())
+        longest = int(self.lengths.max())
         if longest > width:
             raise ValueError(
                 f"a row has {longest} tokens, and the model takes {width}: its end would be cut off."
@@ -82,8 +87,7 @@ class TextBatch:
 
     def widths(self, bucket: int) -> list[int]:
         """The padded width of each row: a multiple of `bucket` that depends on nothing but its own length."""
-        lengths = (self.query_lengths + self.response_lengths).tolist()
-        return [max(MIN_BUCKET, -(-length // bucket) * bucket) for length in lengths]
+        return [padded_width(length, bucket) for length in self.lengths.tolist()]
 
     def micro_batches(self, bucket: int, tokens: int) -> Iterator[tuple[Tensor, int]]:
         """Row numbers and width of each forward pass: rows of one width, at most `tokens` padded tokens."""
@@ -93,6 +97,14 @@ class TextBatch:
             size = max(1, tokens // width)
             for start in range(0, len(rows), size):
                 yield torch.tensor(rows[start : start + size], device=self.query_ids.device), width
+
+    def computed(self, bucket: int) -> int:
+        """Positions that a forward pass over all rows computes, padding included."""
+        return sum(self.widths(bucket))
+
+    def states(self, hidden: Callable[..., Tensor], width: int, pad_id: int) -> Tensor:
+        """[B, W, H] what `hidden` gives for rows of ids: here each row by itself, from position 0."""
+        return hidden(self.sequences(width, pad_id))
 
     @property
     def weight(self) -> int:
@@ -181,6 +193,11 @@ class PreferenceBatch:
                 part = []
             part.append(group)
         yield self.select(torch.tensor(part))
+
+
+def padded_width(length: int, bucket: int) -> int:
+    """The width of a row of so many tokens: a multiple of `bucket`, and never a very small one."""
+    return max(MIN_BUCKET, -(-length // bucket) * bucket)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:

@@ -79,17 +79,18 @@ class ForwardPasses:
         for rows, width in batch.micro_batches(self.bucket, self.micro_batch_tokens):
             chosen = batch.select(rows)
             # Learned positions end with the context, which need not be a multiple of the bucket.
-            hidden = self._hidden(chosen.sequences(min(width, self.codec.context_length), self.codec.pad_id))
+            width = min(width, self.codec.context_length)
+            hidden = chosen.states(self._hidden, width, self.codec.pad_id)
             order.append(rows)
             parts.append(of(chosen, hidden))
         whole = torch.cat(parts)[torch.cat(order).argsort()]
         assert whole.shape == shape, (whole.shape, shape)
         return whole
 
-    def _hidden(self, input_ids: Tensor) -> Tensor:
+    def _hidden(self, input_ids: Tensor, **more: Tensor) -> Tensor:
         """[B, W, H] last hidden states under a causal mask: what follows a row's end cannot reach it."""
         body: nn.Module = self.model.get_decoder()
-        return cast(Tensor, body(input_ids=input_ids, use_cache=False).last_hidden_state)
+        return cast(Tensor, body(input_ids=input_ids, use_cache=False, **more).last_hidden_state)
 
     def _before_responses(self, rows: TextBatch, hidden: Tensor) -> Tensor:
         """[B, T, H] the state before each response token: the one place where positions shift."""

@@ -30,8 +30,10 @@ class ProjectRecord(Settings):
     """The recipe and execution it was opened with, `auto` resolved."""
     base: str
     """Fingerprint of the base model."""
+    demonstrations: str = ""
+    """Fingerprint of what the base was fine-tuned on; empty where it was not."""
     inputs: dict[str, ArtifactRef]
-    """The trunk, the first policy and the prompt source."""
+    """The trunk, the first policy, and the demonstrations if there are any."""
 
 
 class RoundRecord(Settings):

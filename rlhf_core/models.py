@@ -42,7 +42,7 @@ class HubModel(Settings):
         """Name and revision: the content is not looked at."""
         return f"hub:{self.name}@{self.revision}"
 
-    def read(self, dtype: "torch.dtype") -> Base:
+    def read(self, dtype: "torch.dtype", weights: bool = True) -> Base:
         """The model as the hub has it."""
         if Path(self.name).exists():
             raise ValueError(
@@ -51,7 +51,7 @@ class HubModel(Settings):
             )
         from rlhf_core.pretrained import read
 
-        return read(self.name, dtype, revision=self.revision, local=False)
+        return read(self.name, dtype, revision=self.revision, local=False, weights=weights)
 
 
 class FolderModel(Settings):
@@ -70,11 +70,11 @@ class FolderModel(Settings):
         )
         return f"folder:{_digest({path.relative_to(folder).as_posix(): path for path in visible})}"
 
-    def read(self, dtype: "torch.dtype") -> Base:
+    def read(self, dtype: "torch.dtype", weights: bool = True) -> Base:
         """The model in the folder."""
         from rlhf_core.pretrained import read
 
-        return read(str(self._checked()), dtype)
+        return read(str(self._checked()), dtype, weights=weights)
 
     def _checked(self) -> Path:
         folder = Path(self.path)
@@ -114,11 +114,11 @@ class PackagedGGUF(Settings):
         file = self._found()
         return f"gguf:{_digest({file.name: file})}"
 
-    def read(self, dtype: "torch.dtype") -> Base:
+    def read(self, dtype: "torch.dtype", weights: bool = True) -> Base:
         """The model in the file, in float32 whatever `dtype` is."""
         from rlhf_core.pretrained import read_gguf
 
-        return read_gguf(self._found())
+        return read_gguf(self._found(), weights)
 
     def _found(self) -> Path:
         spec = importlib.util.find_spec(self.package)
@@ -166,7 +166,7 @@ class TinyModel(Settings):
         """The settings, which decide every weight."""
         return f"tiny:{json.dumps(self.to_json(), sort_keys=True)}"
 
-    def read(self, dtype: "torch.dtype") -> Base:
+    def read(self, dtype: "torch.dtype", weights: bool = True) -> Base:
         """The model, in float32 whatever `dtype` is: one seed, one set of weights."""
         from rlhf_core.tiny_model import byte_tokenizer, tiny_llama
 
@@ -177,15 +177,20 @@ class TinyModel(Settings):
 BaseModel = Annotated[HubModel | FolderModel | PackagedGGUF | TinyModel, Field(discriminator="type")]
 
 
-def load_base(base: HubModel | FolderModel | PackagedGGUF | TinyModel, dtype: "torch.dtype") -> Base:
-    """The base model in `dtype`, frozen, without dropout, with a pad token of its own."""
+def load_base(
+    base: HubModel | FolderModel | PackagedGGUF | TinyModel, dtype: "torch.dtype", weights: bool = True
+) -> Base:
+    """The base model in `dtype`, frozen, without dropout, with a pad token of its own.
+
+    Without `weights` it is hollow: nothing large is read, and its codec is the same.
+    """
     import torch
     from transformers import GenerationConfig
 
     from rlhf_core.pretrained import freeze, freeze_date, give_own_pad
 
     with torch.random.fork_rng(devices=[]):  # building a model draws weights, even where they are then read
-        loaded = base.read(dtype)
+        loaded = base.read(dtype, weights)
         ends = eos_ids(loaded.model, loaded.tokenizer)
         give_own_pad(loaded, ends)
     freeze_date(loaded.tokenizer)

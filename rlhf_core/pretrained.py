@@ -1,5 +1,6 @@
 """How transformers is asked for weights: no remote code, no pickles, no dropout, a pad that is only a pad."""
 
+import contextlib
 import datetime
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -30,11 +32,17 @@ TEMPLATE_DATE = datetime.date(2025, 1, 1)
 
 
 def read(
-    source: str, dtype: torch.dtype, *, revision: str = "main", local: bool = True, strict: bool = False
+    source: str,
+    dtype: torch.dtype,
+    *,
+    revision: str = "main",
+    local: bool = True,
+    strict: bool = False,
+    weights: bool = True,
 ) -> Base:
     """The model and tokenizer at `source`, a folder or a name on the hub; no weight may be missing.
 
-    `strict` refuses weights that the model has no place for, too.
+    `strict` refuses weights that the model has no place for, too. Without `weights` none is read.
     """
     asked = {"revision": revision, "local_files_only": local, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(source, **asked)
@@ -43,6 +51,8 @@ def read(
             f"model {source!r} is quantised ({config.quantization_config}): nothing can be merged into it. "
             "Name the unquantised model."
         )
+    if not weights:
+        return Base(hollow(config, source, revision, local), AutoTokenizer.from_pretrained(source, **asked))
     loaded: object = AutoModelForCausalLM.from_pretrained(
         source,
         config=without_dropout(config),
@@ -67,7 +77,18 @@ def read(
     return Base(model, AutoTokenizer.from_pretrained(source, **asked))
 
 
-def read_gguf(file: Path) -> Base:
+def hollow(config: PreTrainedConfig, source: str, revision: str, local: bool) -> PreTrainedModel:
+    """A model without weights, with the end tokens that the one at `source` has."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    with contextlib.suppress(OSError):  # not every model has generation settings of its own
+        model.generation_config = GenerationConfig.from_pretrained(
+            source, revision=revision, local_files_only=local
+        )
+    return model
+
+
+def read_gguf(file: Path, weights: bool = True) -> Base:
     """The model in a GGUF file as a plain float32 one, and its tokenizer."""
     asked = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **asked)
@@ -77,6 +98,9 @@ def read_gguf(file: Path) -> Base:
         # line before a number becomes two tokens, which the model has never seen there.
         backend = tokenizer.backend_tokenizer
         backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+    if not weights:
+        config = AutoConfig.from_pretrained(file.parent, **asked)
+        return Base(hollow(config, str(file.parent), "main", local=True), tokenizer)
     source = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **asked)
     # A model marked as quantised cannot be saved; the file's own title would enter the trunk's bytes.
     unwanted = {"quantization_config", "_model_name_or_path", "_name_or_path"}

@@ -153,6 +153,30 @@ def peft_settings(linears: Mapping[str, nn.Module], num_layers: int, lora: Lora)
     }
 
 
+@torch.no_grad()
+def merge(model: nn.Module, adapter: Mapping[str, Tensor], lora: Lora) -> None:
+    """Add what an adapter changes to the weights of a bare model: W + alpha / rank * B A, all in float32.
+
+    In bfloat16 an update smaller than W's last place, 2^-8 of W, would be lost weight by weight.
+    """
+    ends = (".lora_A.weight", ".lora_B.weight")
+    for name, down in adapter.items():
+        if not name.endswith(ends[0]):
+            continue
+        layer = name.removesuffix(ends[0])
+        up = adapter[f"{layer}{ends[1]}"]
+        module = model.get_submodule(layer)
+        weight = module.get_parameter("weight")
+        if weight.dtype != torch.float32:
+            raise ValueError(
+                f"{layer} is {weight.dtype}: merged into it, small updates would be rounded away. Merge into "
+                "float32 weights and cast afterwards."
+            )
+        delta = lora.alpha / lora.rank * (up.detach().cpu().float() @ down.detach().cpu().float())
+        # GPT-2 keeps its weights transposed, in a layer of its own kind.
+        weight.add_(delta if isinstance(module, nn.Linear) else delta.T)
+
+
 def write_adapter(
     folder: Path, role: AdapterFile, adapter: Mapping[str, Tensor], peft: Mapping[str, Any]
 ) -> None:

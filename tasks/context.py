@@ -25,6 +25,7 @@ from tasks.launch import launch
 from tasks.project import JOURNAL, Project, journal_of
 
 ROW_SETS = {
+    "demonstrations": "demonstrations.parquet",
     "prompt_source": "prompts.parquet",
     "prompts": "prompts.parquet",
     "texts": "prompts.parquet",
@@ -123,23 +124,25 @@ def _do(
             name="Cached", message=f"finished before in round {round.number}", data=pinned.outputs
         )
     job, key = project.job(name, settings.to_json(), inputs, seed)
-    done = project.store.recipe(key)
-    if done is not None:
-        record = _record(
-            done, shown, seconds=0.0, cached=True, mlflow_run_id=_told_before(project, job, done)
-        )
-        project.display.finished(shown, 0.0, True)
-    else:
-        record = execute(round, job, key, shown)
+    record = result_of(project, round.number, job, key, shown)
     project.ledger.pin(round.number, record)
     if record.cached:
         return Completed(name="Cached", message="the store has what this recipe gives", data=record.outputs)
     return record.outputs
 
 
-def execute(round: Round, job: Job, key: str, shown: str) -> StageRecord:
+def result_of(project: Project, number: int, job: Job, key: str, shown: str) -> StageRecord:
+    """What a job gives, found in the store or computed now; round 0 is before the first."""
+    done = project.store.recipe(key)
+    if done is None:
+        return execute(project, number, job, key, shown)
+    told = _told_before(project, job, done)
+    project.display.finished(shown, 0.0, True)
+    return _record(done, shown, seconds=0.0, cached=True, mlflow_run_id=told)
+
+
+def execute(project: Project, number: int, job: Job, key: str, shown: str) -> StageRecord:
     """Run a job; what it gave is kept and the round goes on, whatever MLflow does."""
-    project = round.project
     work = Path(job.work)
     work.mkdir(parents=True, exist_ok=True)
     project.display.started(shown)
@@ -149,7 +152,7 @@ def execute(round: Round, job: Job, key: str, shown: str) -> StageRecord:
         "rlhf.version": str(stage(job.stage).VERSION),
         "prefect.task_run_id": str(task_run.id or ""),
     }
-    journal = project.journals.attempt(round.number, shown, tags)
+    journal = project.journals.attempt(number, shown, tags)
     (work / JOURNAL).write_text(str(journal.path.relative_to(project.home)))
     follower = Follower(project, journal, shown, work)
     started = time.perf_counter()
@@ -160,7 +163,7 @@ def execute(round: Round, job: Job, key: str, shown: str) -> StageRecord:
         project.teller.settle()
         raise
     seconds = time.perf_counter() - started
-    project.executed.add((round.number, shown))
+    project.executed.add((number, shown))
     _tell_outcome(project, journal, job, done)
     project.display.finished(shown, seconds, False)
     return _record(done, shown, seconds=seconds, cached=False, mlflow_run_id=journal.run_id)

@@ -4,20 +4,18 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 from prefect.runtime import flow_run
 
 from rlhf_core.artifacts import ArtifactRef, Store, derive_seed
 from rlhf_core.ledger import ProjectRecord, RoundRecord
-from rlhf_core.records import Prompt
+from rlhf_core.records import Demonstration, Prompt
 from rlhf_core.settings import Json, Settings
-from rlhf_core.sources import write_rows
-from rlhf_core.stages.bootstrap import Bootstrap, BootstrapJob
-from tasks.context import Round
+from rlhf_core.sources import demonstrations, write_rows
+from rlhf_core.stages.bootstrap import Bootstrap, BootstrapJob, Fingerprint
+from tasks.context import Round, result_of
 from tasks.environment import environment
-from tasks.launch import launch
 from tasks.project import Project
 
 
@@ -38,21 +36,37 @@ def import_prompts(store: Store, prompts: Iterable[Prompt], kind: str = "prompt_
         return store.commit(folder, kind, "imported")
 
 
+def import_demonstrations(store: Store, records: Iterable[Demonstration]) -> tuple[ArtifactRef, str]:
+    """Demonstrations as an artifact, read as it is written, and their fingerprint."""
+    fingerprint = Fingerprint()
+    with store.writing() as folder:
+        write_rows(fingerprint.passing(records), folder / "demonstrations.parquet")
+        return store.commit(folder, "demonstrations", "imported"), str(fingerprint)
+
+
 def open_project(
     project: Project, bootstrap: Bootstrap, fingerprint: str, seed: int, settings: dict[str, Json]
 ) -> ProjectRecord:
     """The project, its trunk made if it is new; `bootstrap` has no `auto` left."""
     if project.ledger.exists:
         return project.ledger.project()
+    inputs: dict[str, ArtifactRef] = {}
+    shown = ""
+    if bootstrap.sft is not None:
+        records = demonstrations(bootstrap.sft.demonstrations)
+        inputs["demonstrations"], shown = import_demonstrations(project.store, records)
     asked = BootstrapJob(**bootstrap.model_dump(), fingerprint=fingerprint).to_json()
-    job, key = project.job("bootstrap", asked, {}, derive_seed(seed, "bootstrap"))
-    Path(job.work).mkdir(parents=True, exist_ok=True)
-    project.display.started("bootstrap")
-    done = project.store.recipe(key) or launch(job, lambda: None)
-    project.display.finished("bootstrap", float(str(done.told.get("seconds", 0.0))), False)
+    job, key = project.job("bootstrap", asked, inputs, derive_seed(seed, "bootstrap"))
+    done = result_of(project, 0, job, key, "bootstrap")
     opened_with = {**settings, "bootstrap": bootstrap.to_json(), "execution": project.execution.to_json()}
     return project.ledger.open_project(
-        ProjectRecord(name=project.name, settings=opened_with, base=fingerprint, inputs=done.outputs)
+        ProjectRecord(
+            name=project.name,
+            settings=opened_with,
+            base=fingerprint,
+            demonstrations=shown,
+            inputs={**inputs, **done.outputs},
+        )
     )
 
 

@@ -28,7 +28,7 @@ MODELS = {"models", "pretrained", "tiny_model"}
 TRUNK = {"trunk", "forward", "adapters", "own_weights", "roles"}
 FLOORS = (
     WITH_TORCH | WITHOUT_TORCH,
-    {"batch", "checkpoints"},
+    {"batch", "packing", "checkpoints"},
     {"generation"} | TRUNK | MODELS,
     {"algorithms", "rewards", "annotators", "evals", "desk", "report"},
     {"stages"},
@@ -43,6 +43,7 @@ SIDEWAYS = (
     | {(room, other) for room in WITHOUT_TORCH for other in WITHOUT_TORCH}
     | {(room, other) for room in MODELS for other in MODELS}
     | {(room, other) for room in TRUNK for other in TRUNK}
+    | {("packing", "batch")}
     | {("trunk", "models"), ("forward", "models"), ("generation", "models"), ("generation", "trunk")}
 )
 THROUGH_THE_DOOR = {

@@ -20,6 +20,7 @@ RUN_FILES = sorted((REPOSITORY / "infra" / "runs").glob("*.yaml"))
 FILE_LINES = 300
 FUNCTION_LINES = 60
 AREAS = (
+    "sft",
     "objective",
     "policy",
     "value",

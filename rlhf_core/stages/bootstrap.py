@@ -1,14 +1,29 @@
-"""bootstrap: the base model becomes the project's trunk, with a first policy that changes nothing yet."""
+"""bootstrap: the base, fine-tuned if asked, becomes the trunk; with a first policy that changes nothing.
 
+Fine-tuning trains an adapter on the base in the trunk's dtype; its update is added to the base's weights in
+float32, and only then are they cast.
+"""
+
+import hashlib
 import json
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlhf_core.models import BaseModel, PackagedGGUF
-from rlhf_core.settings import Execution, Settings, Weights
-from rlhf_core.stages.context import StageContext, TrunkFile
+from rlhf_core.algorithms.demonstrations import Split, TokenRows, tokenised
+from rlhf_core.algorithms.sft import ROLE, SFT, fine_tune, held_out_loss, laid_out
+from rlhf_core.artifacts import canonical, derive_seed
+from rlhf_core.models import Base, BaseModel, PackagedGGUF, TextCodec, load_base, save_base
+from rlhf_core.records import Demonstration
+from rlhf_core.roles import merge
+from rlhf_core.settings import Execution, InvalidSettings, Settings, Weights
+from rlhf_core.sources import demonstrations, read_rows
+from rlhf_core.stages.context import StageContext, TrunkFile, open_trunk, trunk_on
 from rlhf_core.trunk import Lora
+
+if TYPE_CHECKING:
+    import torch
 
 NAME, VERSION = "bootstrap", 2
 
@@ -29,6 +44,8 @@ class Bootstrap(Settings):
     """
     lora: Lora = Lora()
     """The policy's adapter."""
+    sft: SFT | None = None
+    """Supervised fine-tuning of the base on demonstrations, merged into the trunk; none by default."""
 
 
 class BootstrapJob(Bootstrap):
@@ -51,11 +68,65 @@ def resolve(settings: Bootstrap, execution: Execution) -> tuple[Bootstrap, Execu
     return settings.model_copy(update={"dtype": dtype}), execution.model_copy(update={"device": device})
 
 
+def split_of(settings: SFT, codec: TextCodec, records: Iterable[Demonstration]) -> Split:
+    """Demonstrations as token rows; raises for what cannot be learned from."""
+    split = tokenised(
+        codec,
+        records,
+        max_length=settings.max_length,
+        responses_end=settings.responses_end,
+        drop_too_long=settings.drop_too_long,
+        held_out_share=settings.held_out_share,
+    )
+    if len(split.train) < settings.demonstrations_per_minibatch:
+        raise ValueError(
+            f"{len(split.train)} demonstrations to learn do not fill a minibatch of "
+            f"{settings.demonstrations_per_minibatch}: no step would be taken. Lower "
+            "demonstrations_per_minibatch, or give more."
+        )
+    return split
+
+
+def check_demonstrations(settings: Bootstrap) -> None:
+    """Read all demonstrations before a project is opened; raises for what the stage would refuse."""
+    from rlhf_core.hardware import torch_dtype
+
+    if settings.sft is None:
+        return
+    codec = TextCodec(load_base(settings.base, torch_dtype("float32"), weights=False))
+    try:
+        split_of(settings.sft, codec, demonstrations(settings.sft.demonstrations))
+    except ValueError as error:
+        raise InvalidSettings(f"bootstrap.sft: {error}") from error
+
+
+class Fingerprint:
+    """Of demonstrations, in their order: equal content has an equal one, wherever it comes from."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def passing(self, records: Iterable[Demonstration]) -> Iterator[Demonstration]:
+        """The records, each taken in."""
+        for record in records:
+            self._digest.update(canonical(record.to_json()) + b"\n")
+            yield record
+
+    def __str__(self) -> str:
+        return self._digest.hexdigest()
+
+
+def fingerprint_of(records: Iterable[Demonstration]) -> str:
+    """Of all these demonstrations."""
+    fingerprint = Fingerprint()
+    for _ in fingerprint.passing(records):
+        pass
+    return str(fingerprint)
+
+
 def run(context: StageContext) -> None:
     """Write the trunk and the first policy."""
     from rlhf_core.hardware import torch_dtype
-    from rlhf_core.models import load_base, load_trunk, save_base
-    from rlhf_core.trunk import Trunk
 
     settings = context.settings(BootstrapJob)
     if settings.dtype == "auto":
@@ -63,16 +134,55 @@ def run(context: StageContext) -> None:
             "dtype `auto` reached a stage: it is resolved when a project is opened, and recorded"
         )
     context.sink.progress(0, 2, "loading the base model")
-    base = load_base(settings.base, torch_dtype(settings.dtype))
+    dtype, held_out = torch_dtype(settings.dtype), TokenRows(0)
+    if settings.sft is None:
+        base = load_base(settings.base, dtype)
+    else:
+        base, held_out = fine_tuned(context, settings, settings.sft, dtype)
     with context.output("trunk", "trunk") as folder:
         (folder / "model").mkdir()
         save_base(base, folder / "model")
         said = TrunkFile(dtype=settings.dtype, length_bucket=settings.length_bucket, weights=settings.weights)
         (folder / "trunk.json").write_text(json.dumps(said.model_dump(exclude_defaults=True), sort_keys=True))
     context.sink.progress(1, 2, "writing the first policy")
-    loaded = load_trunk(context.store.open(context.outputs["trunk"]) / "model", torch_dtype(settings.dtype))
-    trunk = Trunk(loaded, context.outputs["trunk"].digest, weights=settings.weights)
+    made = context.outputs["trunk"]
+    trunk = open_trunk(context.store.open(made), made.digest, context.job.execution)
+    merged = held_out_loss(trunk, "reference", laid_out(held_out, trunk, packing=False))
+    if merged is not None:
+        context.summary({"sft/held_out_loss_merged": merged})
     trunk.add_role("policy", settings.lora, context.seed)
     with context.output("policy", "policy") as folder:
         trunk.save_role("policy", folder)
     context.sink.progress(2, 2, "done")
+
+
+def fine_tuned(
+    context: StageContext, settings: Bootstrap, sft: SFT, dtype: "torch.dtype"
+) -> tuple[Base, TokenRows]:
+    """The base with what it learned from the demonstrations merged in; and those that were held out."""
+    from rlhf_core.hardware import torch_dtype
+    from rlhf_core.pretrained import freeze
+
+    base = load_base(settings.base, dtype)
+    trunk = trunk_on(base, "", settings.length_bucket, context.job.execution)
+    found = read_rows(context.input("demonstrations") / "demonstrations.parquet", Demonstration)
+    split = split_of(sft, trunk.codec, found)
+    context.summary(
+        {
+            "sft/train_demonstrations": float(len(split.train)),
+            "sft/held_out_demonstrations": float(len(split.held_out)),
+            "sft/too_long": float(split.num_too_long),
+        }
+    )
+    if split.num_too_long:
+        context.sink.alarm(
+            f"{split.num_too_long} of {len(found)} demonstrations were left out: they have more than "
+            f"{min(sft.max_length, trunk.codec.context_length)} tokens"
+        )
+    trunk.add_role(ROLE, sft.lora, derive_seed(context.seed, "sft adapter"))
+    context.summary(fine_tune(trunk, split, sft, derive_seed(context.seed, "sft order"), context.sink))
+    adapter = {name: parameter.detach().cpu() for name, parameter in trunk.parameters(ROLE).items()}
+    del base, trunk  # before a second one is loaded
+    whole = load_base(settings.base, torch_dtype("float32"))
+    merge(whole.model, adapter, sft.lora)
+    return freeze(whole, dtype), split.held_out

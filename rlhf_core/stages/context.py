@@ -12,6 +12,7 @@ from rlhf_core.metrics import Spool
 from rlhf_core.settings import Execution, Json, Settings, Weights
 
 if TYPE_CHECKING:
+    from rlhf_core.models import Base
     from rlhf_core.trunk import Trunk
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
@@ -102,20 +103,30 @@ class StageContext:
 
 def open_trunk(folder: Path, digest: str, execution: Execution) -> "Trunk":
     """The trunk in an artifact's folder, with no role yet, on the device that `execution` names."""
+    from rlhf_core.hardware import torch_dtype
+    from rlhf_core.models import load_trunk
+
+    described = TrunkFile.model_validate_json((folder / "trunk.json").read_bytes())
+    base = load_trunk(folder / "model", torch_dtype(described.dtype))
+    return trunk_on(base, digest, described.length_bucket, execution, described.weights)
+
+
+def trunk_on(
+    base: "Base", digest: str, bucket: int, execution: Execution, weights: Weights = "lora"
+) -> "Trunk":
+    """A base as a trunk with no role yet, as `execution` says where and how fast."""
     import torch
 
-    from rlhf_core.hardware import best_device, torch_dtype
-    from rlhf_core.models import load_trunk
+    from rlhf_core.hardware import best_device
     from rlhf_core.trunk import Trunk
 
     if execution.num_threads:
         torch.set_num_threads(execution.num_threads)
-    described = TrunkFile.model_validate_json((folder / "trunk.json").read_bytes())
     return Trunk(
-        load_trunk(folder / "model", torch_dtype(described.dtype)),
+        base,
         digest,
-        weights=described.weights,
+        weights=weights,
         device=best_device() if execution.device == "auto" else execution.device,
-        bucket=described.length_bucket,
+        bucket=bucket,
         micro_batch_tokens=execution.tokens_per_micro_batch,
     )

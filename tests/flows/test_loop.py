@@ -1,15 +1,18 @@
 """What a run plans to do, before it does anything."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from flows.loop import check
-from flows.settings import load_run_file
+from flows.settings import RunSettings, load_run_file
+from rlhf_core.algorithms.sft import SFT
 from rlhf_core.artifacts import ArtifactRef
 from rlhf_core.ledger import DecisionRecord, Ledger, ProjectRecord, RoundRecord
 from rlhf_core.settings import InvalidSettings
-from rlhf_core.stages.bootstrap import resolve
+from rlhf_core.sources import FileSource, demonstrations
+from rlhf_core.stages.bootstrap import fingerprint_of, resolve
 
 SETTINGS = load_run_file(Path(__file__).parents[2] / "infra" / "runs" / "tiny-cpu.yaml")
 REF = ArtifactRef(kind="policy", digest="a" * 64, key="k")
@@ -87,6 +90,56 @@ def test_a_project_that_was_opened_before_a_setting_had_a_name_goes_on(tmp_path:
     )
     with pytest.raises(InvalidSettings, match="kind of weights"):
         check(full, tmp_path, None, None)
+
+
+def tuned_on(path: Path) -> RunSettings:
+    """The run file's settings with fine-tuning on a file."""
+    sft = SFT(demonstrations=FileSource(path=str(path)), demonstrations_per_minibatch=4)
+    return SETTINGS.model_copy(update={"bootstrap": SETTINGS.bootstrap.model_copy(update={"sft": sft})})
+
+
+def written(path: Path, *responses: str) -> Path:
+    rows = [{"prompt": f"p{n}", "response": text} for n, text in enumerate(responses)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_project_is_not_reopened_on_other_demonstrations(tmp_path: Path) -> None:
+    file = written(tmp_path / "answers.jsonl", *"abcdefgh")
+    settings = tuned_on(file)
+    bootstrap, _ = resolve(settings.bootstrap, settings.execution)
+    assert bootstrap.sft is not None
+    Ledger(tmp_path / "projects", SETTINGS.project).open_project(
+        ProjectRecord(
+            name=SETTINGS.project,
+            settings={"bootstrap": bootstrap.to_json()},
+            base=SETTINGS.bootstrap.base.fingerprint(),
+            demonstrations=fingerprint_of(demonstrations(bootstrap.sft.demonstrations)),
+            inputs={"policy": REF},
+        )
+    )
+    assert check(settings, tmp_path, None, None).rounds == 1
+    written(file, *"abcdefgz")
+    with pytest.raises(InvalidSettings, match="does not hold the demonstrations any more"):
+        check(settings, tmp_path, None, None)
+    written(file, *"abcdefgh")
+    assert check(settings, tmp_path, None, None).rounds == 1
+    with pytest.raises(InvalidSettings, match="kind of weights or fine-tuning"):
+        check(SETTINGS, tmp_path, None, None)
+
+
+def test_a_project_that_was_opened_before_there_was_fine_tuning_goes_on(tmp_path: Path) -> None:
+    bootstrap, _ = resolve(SETTINGS.bootstrap, SETTINGS.execution)
+    before = {name: value for name, value in bootstrap.to_json().items() if name != "sft"}
+    Ledger(tmp_path / "projects", SETTINGS.project).open_project(
+        ProjectRecord(
+            name=SETTINGS.project,
+            settings={"bootstrap": before},
+            base=SETTINGS.bootstrap.base.fingerprint(),
+            inputs={"policy": REF},
+        )
+    )
+    assert check(SETTINGS, tmp_path, None, None).rounds == 1
 
 
 def test_what_is_recorded_as_resolved_holds_no_auto(tmp_path: Path) -> None:

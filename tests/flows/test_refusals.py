@@ -117,3 +117,21 @@ def test_duplicate_prompt_ids_are_refused_with_their_lines(tmp_path: Path) -> No
     prompts.write_text("\n".join(map(json.dumps, rows)))
     said = refused(tmp_path, str(RUN_FILE), "--set", f"prompt_source={{type: file, path: {prompts}}}")
     assert "p0" in said and "301" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "p", "response": ""}, "1 of 21 rows refused"),
+        ({"prompt": "p", "response": "r" * 128}, "1 of 21 demonstrations have more than 128 tokens"),
+        ({"prompt": "p", "answer": "r"}, "1 of 21 rows refused"),
+    ],
+)
+def test_demonstrations_that_cannot_be_learned_from_are_refused(
+    tmp_path: Path, row: dict[str, str], said: str
+) -> None:
+    file = tmp_path / "answers.jsonl"
+    rows = [*({"prompt": f"p{n}", "response": "r"} for n in range(20)), row]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    sft = f"bootstrap.sft={{demonstrations: {{type: file, path: {file}}}, demonstrations_per_minibatch: 4}}"
+    assert said in refused(tmp_path, str(RUN_FILE), "--set", sft)

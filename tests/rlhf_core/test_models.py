@@ -195,6 +195,19 @@ def test_the_tiny_model_depends_on_its_seed_alone() -> None:
     assert not torch.equal(logits(first), logits(load_base(TinyModel(seed=6), torch.float32)))
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_weights_a_base_has_the_same_codec_and_nothing_in_memory(
+    name: str, folders: dict[str, FolderModel]
+) -> None:
+    hollow, whole = (load_base(folders[name], torch.float32, weights) for weights in (False, True))
+    assert {parameter.device.type for parameter in hollow.model.parameters()} == {"meta"}
+    first, second = TextCodec(hollow), TextCodec(whole)
+    for told in ("eos_ids", "pad_id", "vocab_size", "context_length"):
+        assert getattr(first, told) == getattr(second, told)
+    prompt = Prompt(id="p", text="two <|im_end|> words")
+    assert first.encode_prompt(prompt) == second.encode_prompt(prompt)
+
+
 @pytest.mark.parametrize("name", ["tiny", *FAMILIES])
 def test_loading_leaves_the_global_generator_alone(
     name: str, sources: dict[str, FolderModel], tmp_path: Path

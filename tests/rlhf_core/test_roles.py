@@ -11,8 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_core.batch import TextBatch
+from rlhf_core.models import Base, FolderModel, load_base
+from rlhf_core.pretrained import freeze
+from rlhf_core.roles import merge
 from rlhf_core.settings import Weights
+from rlhf_core.tiny_model import byte_tokenizer
 from rlhf_core.trunk import Lora, Trunk
+from tests.rlhf_core.test_trunk import FAMILIES
 
 MakeTrunk = Callable[..., Trunk]
 Change = Callable[[dict[str, Tensor]], None]
@@ -205,3 +210,82 @@ def test_plain_peft_reads_a_saved_adapter_and_says_the_same(
         assert (
             trunk.model(input_ids=ids).logits - wanted
         ).abs().max() > 0.1  # and the adapter does something
+
+
+# Merging
+
+
+def small_update(trunk: Trunk, stir: Callable[..., None]) -> None:
+    """A trained role whose changes are small beside the weights, as those of fine-tuning are."""
+    trunk.add_role("sft", Lora(rank=4, alpha=8.0), 0)
+    stir(trunk, "sft")
+    for name, parameter in trunk.parameters("sft").items():
+        parameter.data *= 0.3 if ".lora_B." in name else 1.0
+
+
+def bare(folder: Path, dtype: torch.dtype = torch.float32) -> Base:
+    return load_base(FolderModel(path=str(folder)), dtype)
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A base model of each family, with sharp opinions."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = FAMILIES[request.param]()
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data *= 5
+    model.save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@torch.no_grad()
+def logprobs(trunk: Trunk, role: str, batch: TextBatch) -> Tensor:
+    with trunk.role(role):
+        return trunk.logprobs(batch, 1.0)[0]
+
+
+def test_in_every_family_a_merged_base_says_what_the_adapter_said(
+    folder: Path, make_batch: Callable[..., TextBatch], stir: Callable[..., None]
+) -> None:
+    trunk, batch = Trunk(bare(folder), "f" * 64), make_batch([(12, 20), (60, 40)])
+    small_update(trunk, stir)
+    wanted = logprobs(trunk, "sft", batch)
+    whole = bare(folder)
+    merge(whole.model, trunk.parameters("sft"), Lora(rank=4, alpha=8.0))
+    merged = Trunk(whole, "f" * 64)
+    assert (wanted - logprobs(trunk, "reference", batch)).abs().max() > 0.1  # there was something to merge
+    torch.testing.assert_close(logprobs(merged, "reference", batch), wanted, rtol=1e-5, atol=5e-5)
+
+
+def test_in_every_family_merging_in_float32_before_the_cast_is_nearer_than_in_bfloat16(
+    folder: Path, stir: Callable[..., None]
+) -> None:
+    trunk = Trunk(bare(folder), "f" * 64)
+    small_update(trunk, stir)
+    lora, adapter = Lora(rank=4, alpha=8.0), trunk.parameters("sft")
+    exact = bare(folder)
+    merge(exact.model, adapter, lora)
+    rounded = dict(freeze(bare(folder), torch.bfloat16).model.named_parameters())
+    cast = {name: p.to(torch.bfloat16) for name, p in exact.model.named_parameters()}
+    for name, parameter in exact.model.named_parameters():
+        update = parameter - bare_weights(folder)[name]
+        if update.abs().max() == 0:
+            continue
+        in_bfloat16 = rounded[name] + update.to(torch.bfloat16)
+        # One rounding against three: of the weight, of the update and of their sum.
+        off = [(merged.float() - parameter).abs().mean() for merged in (cast[name], in_bfloat16)]
+        assert off[0] < 0.9 * off[1]
+
+
+def bare_weights(folder: Path) -> dict[str, Tensor]:
+    return dict(bare(folder).model.named_parameters())
+
+
+def test_merging_into_rounded_weights_is_refused(make_trunk: MakeTrunk, stir: Callable[..., None]) -> None:
+    trunk, other = make_trunk(), make_trunk(torch.bfloat16)
+    small_update(trunk, stir)
+    with pytest.raises(ValueError, match=r"is torch\.bfloat16: .* rounded away"):
+        merge(other.model, trunk.parameters("sft"), Lora(rank=4, alpha=8.0))

@@ -1,12 +1,13 @@
 """What the tests of algorithms share: a trunk with all roles, prompts, a reward that counts, and a sink."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rlhf_core.algorithms.demonstrations import TokenRows
 from rlhf_core.algorithms.on_policy import PolicyData
 from rlhf_core.batch import PreferenceBatch, RolloutBatch, TextBatch
 from rlhf_core.generation.hf import HFGenerator
@@ -92,3 +93,18 @@ def pairs(make_batch: Callable[..., TextBatch]) -> PreferenceBatch:
     """Four groups of two completions each, of unlike lengths."""
     rows = torch.arange(8)
     return PreferenceBatch(make_batch(LENGTHS), rows // 2, chosen=rows[::2], rejected=rows[1::2])
+
+
+@pytest.fixture
+def make_rows() -> Callable[..., TokenRows]:
+    """Makes random demonstrations of unlike lengths as ids; packed into rows of a width, if it is not 0."""
+
+    def make(width: int = 0, lengths: Sequence[tuple[int, int]] = LENGTHS, seed: int = 0) -> TokenRows:
+        generator = torch.Generator().manual_seed(seed)
+        rows = TokenRows(pad_id=256, row_width=width)
+        for prompt, response in lengths:
+            ids = torch.randint(256, (prompt + response,), generator=generator).tolist()
+            rows.add(ids[:prompt], ids[prompt:])
+        return rows
+
+    return make
