@@ -181,15 +181,6 @@ def test_kl_and_entropy_are_told_a_token_and_kl_a_completion_too(
 # What moves
 
 
-def test_both_rates_fall_in_a_line_to_zero_over_the_stage(
-    make_roles: Make, make_data: MakeData, sink: Spool
-) -> None:
-    train(make_roles(), make_data(), sink, learning_rate=8e-6, value_learning_rate=4e-6, target_kl=1e9)
-    # Two steps of two epochs of two minibatches: eight rates, 8 to 1 eighths of the peak, four in each mean.
-    assert logged(sink, "optim/policy_lr") == pytest.approx([6.5e-6, 2.5e-6])
-    assert logged(sink, "optim/value_lr") == pytest.approx([3.25e-6, 1.25e-6])
-
-
 def test_rates_of_zero_change_no_bit_and_no_ratio(make_roles: Make, make_data: MakeData, sink: Spool) -> None:
     trunk = make_roles(policy_moved=True)
     before = state(trunk)
@@ -211,6 +202,15 @@ def test_only_policy_and_critic_move_and_each_by_its_own_rate(
         found = moved(trunk, before)
         assert found
         assert all(f".{role}." in name or name.startswith(f"{role} ") for name in found)
+
+
+def test_both_rates_fall_in_a_line_to_zero_over_the_stage(
+    make_roles: Make, make_data: MakeData, sink: Spool
+) -> None:
+    train(make_roles(), make_data(), sink, learning_rate=8e-6, value_learning_rate=4e-6, target_kl=1e9)
+    # Two steps of two epochs of two minibatches: eight rates, 8 to 1 eighths of the peak, four in each mean.
+    assert logged(sink, "optim/policy_lr") == pytest.approx([6.5e-6, 2.5e-6])
+    assert logged(sink, "optim/value_lr") == pytest.approx([3.25e-6, 1.25e-6])
 
 
 def test_a_seed_gives_the_same_policy_and_critic_to_the_bit(
