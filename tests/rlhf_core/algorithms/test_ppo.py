@@ -145,6 +145,15 @@ def test_kl_to_the_start_is_not_kl_to_the_reference(
     assert 0 < to_start[1] != to_reference[1]
 
 
+def test_both_rates_fall_in_a_line_to_zero_over_the_stage(
+    make_roles: Make, make_data: MakeData, sink: Spool
+) -> None:
+    train(make_roles(), make_data(), sink, learning_rate=8e-6, value_learning_rate=4e-6, target_kl=1e9)
+    # Two steps of two epochs of two minibatches: eight rates, 8 to 1 eighths of the peak, four in each mean.
+    assert logged(sink, "optim/policy_lr") == pytest.approx([6.5e-6, 2.5e-6])
+    assert logged(sink, "optim/value_lr") == pytest.approx([3.25e-6, 1.25e-6])
+
+
 class Keeping(PPOAlgorithm):
     """Keeps the batches that it learned from."""
 
@@ -202,15 +211,6 @@ def test_only_policy_and_critic_move_and_each_by_its_own_rate(
         found = moved(trunk, before)
         assert found
         assert all(f".{role}." in name or name.startswith(f"{role} ") for name in found)
-
-
-def test_both_rates_fall_in_a_line_to_zero_over_the_stage(
-    make_roles: Make, make_data: MakeData, sink: Spool
-) -> None:
-    train(make_roles(), make_data(), sink, learning_rate=8e-6, value_learning_rate=4e-6, target_kl=1e9)
-    # Two steps of two epochs of two minibatches: eight rates, 8 to 1 eighths of the peak, four in each mean.
-    assert logged(sink, "optim/policy_lr") == pytest.approx([6.5e-6, 2.5e-6])
-    assert logged(sink, "optim/value_lr") == pytest.approx([3.25e-6, 1.25e-6])
 
 
 def test_a_seed_gives_the_same_policy_and_critic_to_the_bit(
