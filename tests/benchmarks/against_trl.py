@@ -246,6 +246,7 @@ def of_steps(seen: Run, at_end: Run, our: Ours) -> list[Difference]:
     second = slice(NUM_PARTS, 2 * NUM_PARTS)
     of_parts = sum(losses[second]) / NUM_PARTS
     of_tokens = sum(x * c for x, c in zip(losses[second], counts[second], strict=True)) / sum(counts[second])
+    same = sum(a == b for a, b in zip(seen.order, at_end.order, strict=True))
     clean = our.clean[:, None] & mask
     drift = max(off(p["new_logprobs"], p["mb_logprobs"], clean[p["rows"]]) for p in seen.parts[:NUM_PARTS])
     return [
@@ -261,6 +262,12 @@ def of_steps(seen: Run, at_end: Run, our: Ours) -> list[Difference]:
             "since accelerate stops accumulating there",
             "2, on every batch",
             "Here",
+        ),
+        (
+            "order of the rows in an epoch",
+            f"NumPy's global generator: {same} of {ROWS} rows in the same place, in two runs of one seed",
+            "drawn from the seed and the epoch",
+            "Here: a run can be repeated",
         ),
         (
             f"largest gradient norm at a step, max_grad_norm {MAX_GRAD_NORM}",
@@ -329,7 +336,7 @@ def main() -> int:
         seen = run_trl(trunk, 2 * ROWS, estimator)
         our = ours(trunk, seen, estimator)
         agreed[estimator.value] = agreements(seen, our)
-    at_end = run_trl(our_trunk(), ROWS, KLEstimator.K1)
+    at_end = run_trl(our_trunk(), ROWS, KLEstimator.K1, order=1)
     differences = [
         *of_scores(seen, our),
         of_whitening(),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -85,6 +86,11 @@ class Run:
     """What it logged."""
 
     @property
+    def order(self) -> list[int]:
+        """The rows as the first epoch took them."""
+        return torch.cat([part["rows"] for part in self.parts[:NUM_PARTS]]).tolist()
+
+    @property
     def mask(self) -> Tensor:
         """[B, T] the tokens that TRL counts."""
         return ~self.batch["padding_mask"]
@@ -123,9 +129,10 @@ def trainer_of(trunk: Trunk, data: list[list[int]], estimator: KLEstimator, fold
     )
 
 
-def run_trl(trunk: Trunk, num_prompts: int, estimator: KLEstimator) -> Run:
-    """One batch of ROWS of these many prompts."""
+def run_trl(trunk: Trunk, num_prompts: int, estimator: KLEstimator, order: int = 0) -> Run:
+    """One batch of ROWS of these many prompts; `order` seeds the shuffling, which TRL's own seed does not."""
     seen = Run()
+    np.random.seed(order)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(trunk, prompts(num_prompts), estimator, folder)
         whiten, backward = ppo_trainer.masked_whiten, trainer.accelerator.backward

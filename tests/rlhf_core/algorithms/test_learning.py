@@ -78,7 +78,8 @@ def test_a_task_is_solved_with_kl_under_its_budget(
     # Of two tokens: a count of 2 is the most, and a pattern is matched or not.
     trunk, sink = make_learner(seed), Spool(tmp_path)
     reward = task(likely_letters(trunk))
-    data = PolicyData(prompts=[PROMPT], reward=reward, generator=HFGenerator(), seed=seed, from_initial=True)
+    given = {"prompts": [PROMPT], "reward": reward, "generator": HFGenerator(), "seed": seed}
+    data = PolicyData(**given, from_initial=True)  # type: ignore[arg-type]
     sampling = Sampling(max_new_tokens=2, batch_size=FAST.rollouts_per_step)
     PPOAlgorithm(FAST, sampling).train(trunk, data, sink)
     logged = [line["metrics"] for line in read_lines(sink.metrics_path)]
