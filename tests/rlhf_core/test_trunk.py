@@ -173,6 +173,26 @@ def test_logprobs_are_those_of_each_token_after_the_prompt_and_the_tokens_before
                 )
 
 
+def test_log_probabilities_of_a_bf16_trunk_are_float32_numbers_near_those_of_the_same_weights_in_float32(
+    make_trunk: MakeTrunk, make_batch: MakeBatch, stir: Stir
+) -> None:
+    low, high = (trained(make_trunk, stir, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    rounded = dict(low.model.named_parameters())
+    for name, parameter in high.model.named_parameters():
+        parameter.data = rounded[name].data.float()
+    batch = make_batch(MIXED)
+    found, wanted = numbers(low, batch), numbers(high, batch)
+    for name in ("logprobs", "entropy", "values", "scores"):
+        assert found[name].dtype == torch.float32
+    # 8 bits through two layers of large weights: hundredths of a nat. A softmax in bf16 would add as
+    # much again, and leave its results on the grid of bf16.
+    off = (found["logprobs"] - wanted["logprobs"])[batch.response_mask].abs()
+    assert off.mean() < 0.1
+    assert (found["logprobs"].bfloat16().float() != found["logprobs"])[
+        batch.response_mask
+    ].float().mean() > 0.9
+
+
 def test_the_roles_of_this_file_have_different_opinions(
     make_trunk: MakeTrunk, make_batch: MakeBatch, stir: Stir
 ) -> None:

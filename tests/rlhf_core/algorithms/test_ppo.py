@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -276,6 +277,48 @@ def test_kl_to_the_start_is_not_kl_to_the_reference(
     to_start, to_reference = logged(sink, "objective/kl_to_start"), logged(sink, "objective/kl_sequence")
     assert to_start[0] == 0 and to_reference[0] > 0
     assert 0 < to_start[1] != to_reference[1]
+
+
+def test_both_rates_fall_in_a_line_to_zero_over_the_stage(
+    make_roles: Make, make_data: MakeData, sink: Spool
+) -> None:
+    train(make_roles(), make_data(), sink, learning_rate=8e-6, value_learning_rate=4e-6, target_kl=1e9)
+    # Two steps of two epochs of two minibatches: eight rates, 8 to 1 eighths of the peak, four in each mean.
+    assert logged(sink, "optim/policy_lr") == pytest.approx([6.5e-6, 2.5e-6])
+    assert logged(sink, "optim/value_lr") == pytest.approx([3.25e-6, 1.25e-6])
+
+
+class Keeping(PPOAlgorithm):
+    """Keeps the batches that it learned from."""
+
+    kept: ClassVar[list[Experience]] = []
+
+    def experience(self, *args: object) -> Experience:  # type: ignore[override]
+        """As PPO itself."""
+        self.kept.append(super().experience(*args))  # type: ignore[arg-type]
+        return self.kept[-1]
+
+
+def test_kl_and_entropy_are_told_a_token_and_kl_a_completion_too(
+    make_roles: Make, make_data: MakeData, sink: Spool
+) -> None:
+    algorithm = Keeping(with_(num_steps=1, kl_coef=0.5), Sampling(max_new_tokens=24, temperature=0.7))
+    algorithm.train(make_roles(policy_moved=True), make_data(from_reference=False), sink)
+    found = algorithm.kept[-1]
+    assert found.batch.logprobs is not None and found.batch.ref_logprobs is not None
+    lengths = [len(completion.response_ids) for completion in found.completions]
+    assert min(lengths) < max(lengths)
+    # Token by token, over what was sampled and nothing else: padding enters no mean.
+    log_ratio = (found.batch.logprobs - found.batch.ref_logprobs).tolist()
+    kl = [sum(log_ratio[row][t] for t in range(length)) for row, length in enumerate(lengths)]
+    entropy = sum(float(found.entropy[row, t]) for row, length in enumerate(lengths) for t in range(length))
+    wanted = {
+        "kl": sum(kl) / sum(lengths),
+        "kl_sequence": sum(kl) / len(kl),
+        "non_score_reward": -0.5 * sum(kl) / len(kl),
+        "entropy": entropy / sum(lengths),
+    }
+    assert {name: logged(sink, f"objective/{name}")[0] for name in wanted} == pytest.approx(wanted, rel=1e-5)
 
 
 # What moves

@@ -49,6 +49,17 @@ def test_the_score_reads_the_ids_and_not_the_text(trunk: Trunk) -> None:
     assert not torch.equal(ModelReward(trunk).score(cut).total, ModelReward(trunk).score(ITEMS).total)
 
 
+def test_completions_that_differ_by_their_end_token_alone_have_different_scores(trunk: Trunk) -> None:
+    for end in (*trunk.codec.eos_ids, trunk.codec.pad_id):  # the pad too is a token where it was sampled
+        ended = [item.model_copy(update={"response_ids": [*item.response_ids, end]}) for item in ITEMS]
+        assert not (ModelReward(trunk).score(ended).total == ModelReward(trunk).score(ITEMS).total).any()
+
+
+def test_scoring_asks_for_no_gradient_and_leaves_none(trunk: Trunk) -> None:
+    assert not ModelReward(trunk).score(ITEMS).total.requires_grad
+    assert all(p.grad is None for role in trunk.roles for p in trunk.parameters(role).values())
+
+
 def test_a_role_answers_for_itself_and_one_without_a_head_not_at_all(trunk: Trunk) -> None:
     first, second = (ModelReward(trunk, role).score(ITEMS).total for role in ("reward", "second"))
     assert not torch.equal(first, second)

@@ -1,12 +1,15 @@
 """The label pool: split by prompt for ever, each completion encoded once."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlhf_core.records import Choice
+from rlhf_core.rewards.model import ModelReward
 from rlhf_core.stages.labels import LabelledGroup, is_held_out, read_groups, split_groups, to_batch
+from rlhf_core.trunk import Lora, Trunk
 from tests.rlhf_core.stages.chain import Chain, completion, label
 
 CPU = torch.device("cpu")
@@ -67,6 +70,23 @@ def test_a_split_with_an_empty_side_is_refused_with_its_numbers() -> None:
         split_groups(groups, 1e-9)
     with pytest.raises(ValueError, match=r"0 prompts with decided pairs"):
         split_groups([group("p", [])], 0.5)
+
+
+def test_a_reward_model_scores_the_very_rows_that_it_is_trained_on(
+    make_trunk: Callable[..., Trunk], stir: Callable[..., None]
+) -> None:
+    trunk = make_trunk()
+    trunk.add_role("reward", Lora(rank=2), 0, head="last")
+    stir(trunk, "reward")
+    groups = [group("p", [(0, 1), (2, 0)]), group("a longer prompt", [(3, 1)])]
+    rows = to_batch(groups, trunk.codec.pad_id, CPU).completions
+    used = [groups[0].completions[k] for k in (0, 1, 2)] + [groups[1].completions[k] for k in (1, 3)]
+    for row, one in zip(rows.sequences(64, trunk.codec.pad_id).tolist(), used, strict=True):
+        ids = [*one.prompt_ids, *one.response_ids]
+        assert row == ids + [trunk.codec.pad_id] * (64 - len(ids))
+    with torch.no_grad(), trunk.role("reward"):
+        in_training = trunk.scores(rows)
+    assert torch.equal(ModelReward(trunk).score(used).total, in_training)
 
 
 def test_a_batch_has_each_completion_once_and_its_pairs_point_at_them() -> None:

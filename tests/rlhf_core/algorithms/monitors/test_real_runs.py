@@ -81,7 +81,7 @@ def ran(
         monitors=monitors,
     )
     settings = PPO.model_validate({**CLEAN.to_json(), "kl_budget": 100, **changed})
-    assert PPOAlgorithm(settings, SAMPLING).train(trunk, data, sink) == "num_steps"
+    assert PPOAlgorithm(settings, SAMPLING).train(trunk, data, sink).ended == "num_steps"
     scores = [line["metrics"]["objective/scores"] for line in read_lines(sink.metrics_path)]  # type: ignore[index]
     return monitors.report(), scores
 
