@@ -60,11 +60,14 @@ class WorstReading(Settings):
     """Where it begins to be wrong."""
     side: Literal["above", "below"]
     """Which side of the limit is wrong."""
+    counts: bool = True
+    """Whether all else that makes it wrong was true as well."""
 
     @property
     def spoken(self) -> str:
         """The number beside its limit."""
-        return f"{self.what}: {self.value:.3g} at step {self.step} (limit {self.limit:.3g})"
+        alone = "" if self.counts else "; the rest of the condition did not hold"
+        return f"{self.what}: {self.value:.3g} at step {self.step} (limit {self.limit:.3g}{alone})"
 
 
 class MonitorRecord(Settings):

@@ -129,9 +129,16 @@ class Watcher:
 
 def _keep_worst(watched: Watched, reading: Reading, step: int) -> None:
     known = watched.worst.get(reading.what)
-    if known is None or reading.worse_than(known.value):
+    worse = known is None or reading.worse_than(known.value)
+    # One that counts is worse than any that does not: it is what an alarm would have come from.
+    if known is None or (worse if reading.counts == known.counts else reading.counts):
         watched.worst[reading.what] = WorstReading(
-            what=reading.what, value=reading.value, step=step, limit=reading.limit, side=reading.side
+            what=reading.what,
+            value=reading.value,
+            step=step,
+            limit=reading.limit,
+            side=reading.side,
+            counts=reading.counts,
         )
 
 

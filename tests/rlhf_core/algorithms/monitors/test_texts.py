@@ -59,7 +59,9 @@ def test_phrases_that_were_common_at_first_or_are_rare_now_are_no_alarm() -> Non
     monitor = Phrases(steps=1, growth=5.0, share=0.5, min_count=2)
     assert begins(monitor, [a_step(texts=["so happy"] * 8), a_step(texts=["so happy"] * 8)]) == []
     some = ["so happy"] * 3 + list(TEXTS[3:])  # 3 of 8 are less than half
-    assert begins(monitor, [a_step(texts=TEXTS), a_step(texts=some)]) == []
+    eager = monitor.model_copy(update={"growth": 3.5})  # theirs is (3 + 1) / 9 over 1 / 9
+    assert begins(eager, [a_step(texts=TEXTS), a_step(texts=some)]) == []
+    assert begins(eager.model_copy(update={"share": 0.3}), [a_step(texts=TEXTS), a_step(texts=some)]) == [1]
     assert (
         begins(Phrases(steps=1, growth=5.0, share=0.1, min_count=9), [a_step(), a_step(texts=["x"] * 8)])
         == []

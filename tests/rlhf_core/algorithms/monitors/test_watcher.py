@@ -12,7 +12,7 @@ from flows.settings import load_run_file
 from rlhf_core.alarms import Action, Alarm
 from rlhf_core.algorithms.monitors import Monitors, Watcher
 from rlhf_core.algorithms.monitors.looking import Monitor
-from rlhf_core.algorithms.monitors.updates import ClipFraction, EntropyCollapse
+from rlhf_core.algorithms.monitors.updates import ClipFraction, EntropyCollapse, RisingKL
 from tests.rlhf_core.algorithms.monitors.steps import TEXTS, Step, a_step, play, series
 from tests.rlhf_core.stages.chain import RUN_FILE
 
@@ -106,6 +106,22 @@ def test_the_report_keeps_the_worst_value_of_each_number_and_what_is_still_on() 
     )  # fmt: skip
     assert entropy_record.worst[0].spoken == "entropy over the first step's: 0.5 at step 1 (limit 0.4)"
     assert entropy_record.state == "ok"
+
+
+def test_the_worst_value_is_one_that_could_have_been_an_alarm_where_there_is_any() -> None:
+    watcher = Watcher({"kl": RisingKL(per_token=0.5, window=1)})
+    for step, (kl, worst) in enumerate(
+        [
+            (0.9, "0.9 at step 0 (limit 0.5; the rest of the condition did not hold)"),  # it did not rise
+            (0.2, "0.9 at step 0 (limit 0.5; the rest of the condition did not hold)"),
+            (0.3, "0.3 at step 2 (limit 0.5)"),
+            (0.4, "0.4 at step 3 (limit 0.5)"),
+            (0.35, "0.4 at step 3 (limit 0.5)"),
+        ]
+    ):
+        watcher.step(step, *a_step(log_ratio=kl))
+        (record,) = watcher.report().monitors
+        assert record.worst[0].spoken == f"KL to the reference in nats a token: {worst}"
 
 
 @pytest.mark.parametrize("monitor", Monitors.model_fields)
