@@ -284,6 +284,7 @@ def bare_weights(folder: Path) -> dict[str, Tensor]:
     return dict(bare(folder).model.named_parameters())
 
 
+@pytest.mark.parametrize("weights", ["lora"])
 def test_merging_into_rounded_weights_is_refused(make_trunk: MakeTrunk, stir: Callable[..., None]) -> None:
     trunk, other = make_trunk(), make_trunk(torch.bfloat16)
     small_update(trunk, stir)
