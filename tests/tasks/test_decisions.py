@@ -128,11 +128,9 @@ def written(project: Project, kind: str, value: ComparisonReport | MonitorsRepor
         return project.store.commit(folder, kind, "by hand")
 
 
-@pytest.mark.parametrize("ended_by", [None, "kl"])
-def test_a_winner_is_promoted_unless_a_monitor_stopped_it(
-    project: Project, open_round: Callable[[int], Round], ended_by: str | None
-) -> None:
-    round = open_round(1)
+def winner_is_promoted(round: Round, ended_by: str | None) -> bool:
+    """Whether promotion takes a candidate that wins, given what ended its training."""
+    project = round.project
     wins = ComparisonReport(metrics={"eval/win_rate": Estimate(value=0.7, low=0.6, high=0.8)})
     stop = Alarm(monitor="kl", step=5, severity="stop", sentence="too far")
     seen = MonitorsReport(ended_by=ended_by, steps=6, monitors=(), alarms=(stop,) if ended_by else ())
@@ -148,7 +146,15 @@ def test_a_winner_is_promoted_unless_a_monitor_stopped_it(
     )
     assert isinstance(outputs, dict)
     text = (project.store.open(outputs["decision"]) / "decision.json").read_text()
-    assert Decision.model_validate_json(text).promoted is (ended_by is None)
+    return Decision.model_validate_json(text).promoted
+
+
+def test_a_winner_is_promoted(open_round: Callable[[int], Round]) -> None:
+    assert winner_is_promoted(open_round(1), ended_by=None)
+
+
+def test_a_winner_is_refused_if_a_monitor_stopped_it(open_round: Callable[[int], Round]) -> None:
+    assert not winner_is_promoted(open_round(1), ended_by="kl")
 
 
 def test_a_policy_that_an_earlier_version_updated_is_judged_by_its_comparison_alone(
