@@ -18,7 +18,6 @@ from rlhf_core.sources import FileSource
 from rlhf_core.stages import run_job
 from rlhf_core.stages.bootstrap import Bootstrap, BootstrapJob, check_demonstrations, fingerprint_of
 from rlhf_core.stages.context import open_trunk
-from rlhf_core.stages.policy_update import is_initial
 from rlhf_core.trunk import Lora, Trunk
 from tests.rlhf_core.stages.chain import PLAIN, Chain
 
@@ -94,7 +93,7 @@ def test_the_trunk_has_learned_what_the_adapter_learned(chain: Chain, as_chat: b
 
 def test_the_first_policy_changes_no_bit_of_the_merged_trunk(chain: Chain) -> None:
     trunk = opened(chain, boot(chain, answers()))
-    assert is_initial(trunk, "policy")
+    assert trunk.is_initial("policy")
     batch = collate([[97, 48, 58], [98, 49, 58]], [[97] * 4, [98] * 4], trunk.codec.pad_id)
     found = {}
     for role in ("policy", "reference"):
