@@ -18,6 +18,8 @@ from rlhf_core.settings import Json
 from tasks.home import InvalidHome, check_format, check_writable
 
 DISTRIBUTION = "rlhf-rounds"
+FOR_WORK_ON_IT = ("test", "bench")
+"""Extras that no user needs."""
 BUSY_SHARE = 0.5
 """Of the cores in use by others: times measured beside them say little."""
 
@@ -52,8 +54,8 @@ def _packages() -> Iterator[Finding]:
     """Each declared dependency against what is installed."""
     for line in metadata.requires(DISTRIBUTION) or ():
         requirement = Requirement(line)
-        extra = next((e for e in ("quickstart", "test") if _only_with(requirement, e)), None)
-        if extra == "test" or requirement.name == DISTRIBUTION:
+        extra = next((e for e in ("quickstart", *FOR_WORK_ON_IT) if _only_with(requirement, e)), None)
+        if extra in FOR_WORK_ON_IT or requirement.name == DISTRIBUTION:
             continue
         install = f'pip install "{requirement.name}{requirement.specifier}"'
         try:

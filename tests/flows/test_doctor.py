@@ -35,7 +35,8 @@ def test_a_home_of_a_newer_version_is_an_illness(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["torch>=99", "nowhere-to-be-found>=1", 'missing-gold<2; extra == "quickstart"']
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: asked)
+    for_work_on_it = ['missing-test<2; extra == "test"', 'missing-rival<2; extra == "bench"']
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: asked + for_work_on_it)
     torch, nowhere, gold = doctor._packages()
     assert (torch.ok, torch.needed) == (False, True) and 'pip install "torch>=99"' in torch.advice
     assert nowhere == Finding(

@@ -91,6 +91,7 @@ def lives(pid: object) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_commands_share_one_server_and_the_last_to_leave_stops_it(home: Path) -> None:
     first, second = run(COMMAND, home), run(COMMAND, home)
     told, same = answer(first.stdout), answer(second.stdout)
@@ -114,6 +115,7 @@ def test_commands_share_one_server_and_the_last_to_leave_stops_it(home: Path) ->
     database.close()
 
 
+@pytest.mark.slow
 def test_a_server_whose_command_was_killed_serves_the_next_one_and_goes_with_it(home: Path) -> None:
     killed = run(COMMAND, home)
     told = answer(killed.stdout)

@@ -463,6 +463,7 @@ def learn(trunk: Trunk, data: PolicyData, sink: Spool, **changed: object) -> Non
     PPOAlgorithm(PPO.model_validate({**fast, **changed}), Sampling(max_new_tokens=2)).train(trunk, data, sink)
 
 
+@pytest.mark.slow
 def test_it_raises_a_reward_that_counts_while_kl_stays_in_its_budget(
     make_learner: Callable[[int], Trunk], make_data: MakeData, prompts: list[Prompt], tmp_path: Path
 ) -> None:
@@ -507,6 +508,7 @@ def test_the_critic_learns_what_the_prompt_foretells(
     assert explained[-1] > 0.8
 
 
+@pytest.mark.slow
 def test_eight_rounds_go_on_though_the_kl_of_all_of_them_is_over_the_budget_of_one(
     make_learner: Callable[[int], Trunk], make_data: MakeData, prompts: list[Prompt], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def learn(trunk: Trunk, data: PolicyData, sink: Spool, **changed: object) -> Tra
     return PPOAlgorithm(settings, Sampling(max_new_tokens=8)).train(trunk, data, sink)
 
 
+@pytest.mark.slow
 def test_the_mix_keeps_a_policy_from_forgetting_for_three_seeds(
     make_trunk: Make, make_data: Callable[..., PolicyData], counting: PerCompletion, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_ten_steps_straight_equal_five_a_kill_and_five_more(
     assert started >= KILLED_AFTER and not checkpoints.exists()  # what is done needs none
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(
     played: Chain, straight: Job, tmp_path: Path
 ) -> None:
