@@ -19,7 +19,11 @@ if [[ -n $broken ]]; then
     exit 1
 fi
 
-"$python" -m pytest "$@"
-if [[ $# -eq 0 ]]; then
-    "$python" -m pytest -m slow
+if [[ $# -gt 0 ]]; then
+    exec "$python" -m pytest "$@"
 fi
+# A process a core, at most four: each test computes in one thread, and most of a slow one is waiting for others to
+# start. The tests of a file stay together, since they share what was played once for all of them.
+parallel=(--numprocesses auto --maxprocesses 4 --dist loadfile --durations 15)
+"$python" -m pytest "${parallel[@]}"
+"$python" -m pytest "${parallel[@]}" -m slow

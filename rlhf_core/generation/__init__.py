@@ -1,11 +1,11 @@
 """The door to sampling: token ids in, token ids out. Knows nothing of rewards or rounds."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.models import TextCodec
 from rlhf_core.records import Completion, Prompt, StopReason
@@ -13,6 +13,8 @@ from rlhf_core.settings import Settings
 from rlhf_core.trunk import Trunk
 
 PROMPTS_AT_ONCE = 1000
+FILTERS = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty")
+"""What other samplers change the distribution by, as transformers names it."""
 
 
 class Sampling(Settings):
@@ -27,6 +29,18 @@ class Sampling(Settings):
     """Divides the logits, here and in every log-probability of the stage."""
     batch_size: int = Field(default=64, ge=1)
     """Rows decoded together. It is recipe: padded to another longest prompt, a row rounds differently."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfiltered(cls, given: object) -> object:
+        filters = [name for name in FILTERS if isinstance(given, Mapping) and name in given]
+        if filters:
+            raise ValueError(
+                f"{', '.join(filters)}: samples would come from another distribution than the one whose "
+                "log-probabilities are trained on, so ratios and KL would be wrong, and KL even negative. "
+                "Leave it out; for less varied text lower `temperature`, which enters every log-probability."
+            )
+        return given
 
 
 @dataclass(frozen=True)

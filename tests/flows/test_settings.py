@@ -76,6 +76,8 @@ def test_a_changed_type_drops_the_other_members_keys() -> None:
             "evals.win_rate.annotator.gold.patern: unknown key; did you mean `pattern`",
         ),
         ("policy_update.sampling.max_tokens=4", "policy_update.sampling.max_tokens: unknown key"),
+        ("policy_update.sampling.top_p=0.9", "policy_update.sampling: top_p: samples would come"),
+        ("rollouts.sampling={top_k: 5}", "rollouts.sampling: top_k: samples would come"),
         ("prompts.labelling.more=1", "prompts.labelling"),
         (f"seed={MAX_SEED + 1}", "seed"),
         ("seed=-1", "greater than or equal to 0"),
