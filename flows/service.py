@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from rlhf_core.settings import Json
 
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
+WATCH_SECONDS = 0.5
+RESTARTS = 5
 LOG_LINES = 15
 
 # The process that is about to become the server writes its own number first: at no moment does a server run
@@ -55,6 +58,8 @@ class Service(ABC):
         self.folder = folder
         self.port = port
         """The port that was asked for; None takes the one of the last time, or any."""
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._answered = threading.Event()
 
     @abstractmethod
     def command(self, port: int) -> list[str]:
@@ -70,24 +75,42 @@ class Service(ABC):
 
     @contextmanager
     def using(self) -> Iterator[Running]:
-        """The server as a process, for as long as the block runs; who leaves last stops it."""
+        """The server as a process, for as long as the block runs; who leaves last stops it.
+
+        One that is killed meanwhile is started again.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        child: subprocess.Popen[bytes] | None = None
+        left = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(left,), daemon=True)
         with (self.folder / "users.lock").open("wb") as users:
             try:
                 with self._door():
                     fcntl.flock(users, fcntl.LOCK_SH)
                     if not self._runs():
-                        child = self._start()
+                        self._children.append(self._start())
                     server = self._recorded()
+                keeper.start()
                 yield server
             finally:
+                left.set()
+                if keeper.is_alive():
+                    keeper.join()
                 with self._door():
                     fcntl.flock(users, fcntl.LOCK_UN)
                     if _lock_at_once(users, fcntl.LOCK_EX) and self._runs():
                         self._stop()
-                if child is not None and not self._runs():
-                    child.wait()
+                if not self._runs():
+                    for child in self._children:
+                        child.wait()
+
+    def _keep(self, left: threading.Event) -> None:
+        """Start a server that has answered and is gone again, at its port, where its clients try again."""
+        while not left.wait(WATCH_SECONDS) and len(self._children) <= RESTARTS:
+            if self._runs() or not self._answered.is_set():
+                continue
+            with self._door():
+                if not self._runs():
+                    self._children.append(self._start())
 
     def wait_for(self, server: Running) -> None:
         """Return once it answers; raises `ServerFailed` with the end of its log where it does not."""
@@ -100,6 +123,7 @@ class Service(ABC):
                     f"did not answer at 127.0.0.1:{server.port} in {START_SECONDS:.0f} seconds"
                 )
             time.sleep(0.1)
+        self._answered.set()
 
     @contextmanager
     def _door(self) -> Iterator[None]:

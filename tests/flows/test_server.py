@@ -131,6 +131,21 @@ def test_a_server_whose_command_was_killed_serves_the_next_one_and_goes_with_it(
     assert not lives(told["pid"])
 
 
+def test_a_server_that_is_killed_is_started_again_at_its_port(home: Path) -> None:
+    command = run(COMMAND, home)
+    told = answer(command.stdout)
+    assert isinstance(told["pid"], int) and isinstance(told["port"], int)
+    os.killpg(told["pid"], signal.SIGKILL)
+    record = home / "prefect" / "server.json"
+    again = told
+    while again["pid"] == told["pid"] or not PrefectService(home / "prefect").answers(told["port"]):
+        time.sleep(0.05)
+        again = json.loads(record.read_text()) if record.exists() else told
+    assert again["port"] == told["port"]
+    leave(command, "play")
+    assert not lives(again["pid"])
+
+
 def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
     (tmp_path / "prefect" / "prefect.db").mkdir(parents=True)
     with pytest.raises(ServerFailed, match="unable to open database file"), prefect_server(tmp_path):
