@@ -55,7 +55,11 @@ def pages(home: Path, prefect_port: int | None, mlflow_port: int | None) -> Iter
     service = MlflowService(home, mlflow_port)
     with service.using() as running, prefect_server(home, port=prefect_port) as api:
         service.wait_for(running)
-        yield api.removesuffix("/api"), f"http://127.0.0.1:{running.port}/#/experiments"
+        # Without the query MLflow opens every experiment as a GenAI one, whose page shows traces and no run.
+        yield (
+            api.removesuffix("/api"),
+            f"http://127.0.0.1:{running.port}/#/experiments?workflowType=machine_learning",
+        )
 
 
 def serve(

@@ -10,6 +10,7 @@ from prefect.context import FlowRunContext
 
 from rlhf_core.alarms import MonitorsReport
 from rlhf_core.evals.held_out import by_metric
+from rlhf_core.ledger import DecisionRecord
 from rlhf_core.metrics import read_lines
 from rlhf_core.records import Completion, LookedAt, Measurement
 from rlhf_core.report.page import write_report
@@ -23,6 +24,7 @@ from tasks.journal import Measured, Stored
 from tasks.mlflow_store import TrackingUnavailable
 from tasks.project import Project
 from tasks.reports import FINISHED, report_folder
+from tasks.tracking import NOTE
 
 NUM_SAMPLES = 10
 Report = TypeVar("Report", bound=Settings)
@@ -64,13 +66,21 @@ def _tell_decision(project: Project, number: int, folder: Path) -> None:
     outputs = {f"rlhf.stage.{s.stage}.{role}": ref.digest for s in stages for role, ref in s.outputs.items()}
     decided_at = int(datetime.fromisoformat(decision.decided_at).timestamp() * 1000)
     journal.reopen()
-    journal.tag({"rlhf.outcome": decision.outcome, **keys, **outputs})
+    journal.tag({"rlhf.outcome": decision.outcome, **keys, **outputs, NOTE: described(decision)})
     journal.add(
         Measured(t=decided_at, step=number, metrics=decision.metrics),
         Stored(t=decided_at, path=str(folder.relative_to(project.home)), folder="report"),
     )
     journal.write("decision.json", decision.model_dump_json(indent=1))
     journal.close("FINISHED")
+
+
+def described(decision: DecisionRecord) -> str:
+    """A round in Markdown, for the first lines of its run's page: outcome, gates, and where to read on."""
+    gates = "".join(f"- {gate.sentence}\n" for gate in decision.gates)
+    alarms = f"\nAlarms: {len(decision.alarms)}.\n" if decision.alarms else ""
+    outcome = decision.outcome.replace("_", " ").capitalize()
+    return f"**{outcome}**\n\n{gates}{alarms}\nPlots and samples: `report/report.html` among the artifacts."
 
 
 def link_stages(project: Project, number: int) -> None:

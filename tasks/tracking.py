@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 JOURNAL = "rlhf.journal"  # the tag by which the run of a journal is found
 TOLD = "rlhf.told"  # how many bytes of the journal the run tells
+NOTE = "mlflow.note.content"  # the tag that MLflow's pages show as a description, in Markdown
+EXPERIMENT_NOTE = (
+    "Iterative RLHF, a run a round: its description says how the round ended, its child runs are its stages, "
+    "its artifacts hold the report. Policies and reward models are in the model registry."
+)
 METRICS_PER_BATCH = 1000
 ITEMS_PER_BATCH = 100
 PARAMETER_LENGTH = 6000
@@ -55,7 +60,8 @@ class Tracker:
         with reaching_mlflow("opening its experiment"), self.store.lock():
             experiment = client.get_experiment_by_name(self.project)
             if experiment is None:
-                return str(client.create_experiment(self.project, artifact_location=artifacts))
+                note = {NOTE: EXPERIMENT_NOTE}
+                return str(client.create_experiment(self.project, artifacts, note))
             if experiment.lifecycle_stage == "deleted":
                 client.restore_experiment(experiment.experiment_id)
         if experiment.artifact_location != artifacts:

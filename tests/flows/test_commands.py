@@ -92,6 +92,9 @@ def test_ui_serves_both_pages_until_it_is_told_to_end(first: dict[str, Any], hom
         pages = dict(line.split(maxsplit=1) for line in lines[:2])
         prefect, mlflow = pages["Prefect"].strip(), pages["MLflow"].strip()
         assert all(page.startswith("http://127.0.0.1:") for page in (prefect, mlflow))
+        assert mlflow.endswith(
+            "workflowType=machine_learning"
+        )  # else MLflow shows traces, of which there are none
         assert "<title>" in fetch(prefect)
         names = fetch(
             f"{mlflow.partition('/#')[0]}/api/2.0/mlflow/experiments/get-by-name?experiment_name=tiny"

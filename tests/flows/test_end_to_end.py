@@ -68,6 +68,17 @@ def test_no_mlflow_run_is_left_running(first: dict[str, Any], home: Path) -> Non
     assert not running
 
 
+def test_experiment_and_rounds_are_described(first: dict[str, Any], home: Path) -> None:
+    from tasks.tracking import NOTE, Tracker
+
+    tracker = Tracker(home, "tiny")
+    assert "run a round" in tracker.client.get_experiment(tracker.experiment_id).tags[NOTE]
+    for round in first["rounds"]:
+        told = tracker.client.get_run(round["mlflow_run_id"]).data.tags[NOTE]
+        assert told.startswith(f"**{round['outcome'].capitalize()}**")
+        assert round["gates"] and all(gate["sentence"] in told for gate in round["gates"])
+
+
 def test_each_round_has_its_page_whole(first: dict[str, Any], home: Path) -> None:
     for round in first["rounds"]:
         folder = home / "projects" / "tiny" / "reports" / f"round-{round['round']:04d}"

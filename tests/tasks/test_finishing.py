@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from rlhf_core.alarms import MonitorsReport
-from rlhf_core.ledger import DecisionRecord, StageRecord
+from rlhf_core.ledger import DecisionRecord, GateResult, StageRecord
 from rlhf_core.records import Completion, Measurement, StopReason
 from rlhf_core.report import Scores
 from rlhf_core.sources import write_rows
 from rlhf_core.stages.comparison import ComparisonReport
 from tasks.context import Round
-from tasks.finishing import view
+from tasks.finishing import described, view
 from tasks.project import Project
 
 SAMPLE = Completion(
@@ -113,3 +113,15 @@ def test_an_update_of_an_earlier_version_shows_no_monitors(decided: Project) -> 
 
 def test_a_round_that_ended_before_its_policy_has_no_scores(decided: Project) -> None:
     assert view(decided, 1).scores == {}
+
+
+def test_a_round_is_described_by_its_outcome_its_gates_and_how_much_alarmed(decided: Project) -> None:
+    decision = decided.ledger.decision(1)
+    assert decision is not None
+    gate = GateResult(
+        name="g", value=0.4, bound=0.5, passed=False, sentence="g is 0.4, not above 0.5: failed"
+    )
+    told = described(decision.model_copy(update={"gates": [gate], "alarms": ["what a model may have said"]}))
+    assert told.startswith("**Rejected**\n\n- g is 0.4, not above 0.5: failed\n")
+    assert "Alarms: 1." in told and "what a model" not in told
+    assert "Alarms" not in described(decision)
