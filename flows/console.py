@@ -13,6 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flows.terminal import safe
+
 QUIET_SECONDS = 15.0
 
 
@@ -59,7 +61,7 @@ class ConsoleDisplay:
 
     def alarm(self, name: str, sentence: str) -> None:
         """Something looks wrong."""
-        self.console.print(f"! {name}: {sentence}", style="yellow", markup=False)
+        self.console.print(f"! {name}: {safe(sentence)}", style="yellow", markup=False)
 
     def say(self, sentence: str) -> None:
         """A line for people."""

@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from flows.terminal import safe
 from rlhf_core.ledger import DecisionRecord, Ledger, StageRecord
 from rlhf_core.settings import Json
 
@@ -79,7 +80,7 @@ def _stage(
 
 
 def _gates(decision: DecisionRecord) -> list[Json]:
-    return [{"name": g.name, "value": g.value, "bound": g.bound, "passed": g.passed} for g in decision.gates]
+    return [gate.to_json() for gate in decision.gates]
 
 
 def show(home: Path, name: str, console: Console) -> None:
@@ -105,8 +106,21 @@ def show(home: Path, name: str, console: Console) -> None:
         console.print(
             f"gain      gold {value:+.3f} over the initial policy, 95 % interval {low:+.3f} to {high:+.3f}"
         )
+    for number in ledger.rounds()[-1:]:
+        _explain(ledger.decision(number), console)
     for number in ledger.rounds():
         page = home / "projects" / name / "reports" / f"round-{number:04d}" / "report.html"
         if page.exists():
             console.print(f"report    {page}", soft_wrap=True)
     console.print(f"pages     rlhf ui --home {home}", soft_wrap=True, highlight=False)
+
+
+def _explain(decision: DecisionRecord | None, console: Console) -> None:
+    """What failed and what alarmed in a round, each with what to change."""
+    if decision is None:
+        return
+    for gate in decision.gates:
+        if not gate.passed:
+            console.print(f"failed    round {decision.round}: {gate.sentence}", markup=False)
+    for alarm in decision.alarms:
+        console.print(f"alarm     round {decision.round}: {safe(alarm)}", style="yellow", markup=False)
