@@ -52,5 +52,5 @@ class Selection(Settings):
 
 def last_step(steps: int) -> Selection:
     """The record of a stage that was asked for no choice."""
-    why = f"The candidate is the policy after {steps} steps, the last: `candidate` is set to `last`."
+    why = f"The candidate is the policy after {steps} of {steps} steps: `candidate` is set to `last`."
     return Selection(rule="last", step=steps, steps=steps, why=why)

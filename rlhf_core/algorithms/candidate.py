@@ -49,7 +49,7 @@ class CandidateKnobs(Settings):
             )
 
     def check_choice(self, num_steps: int, warmup: int) -> None:
-        """Refuse a stage of so many steps, the first few the critic's alone, that leaves nothing to choose."""
+        """Refuse a stage of so many steps, the first few the critic's alone, with nothing to choose."""
         first = (warmup // self.candidate_every + 1) * self.candidate_every
         if self.candidate == "best" and first >= num_steps:
             raise ValueError(
@@ -160,7 +160,7 @@ class BestStep:
         if best.gain.low <= 0:
             sink.alarm(
                 "candidate: after no step was the policy shown to be better than the one it started from, "
-                f"on {len(self.slice.prompts)} held-out prompts (the best, after {best.step} steps: "
+                f"on {len(self.slice.prompts)} held-out prompts (the best, after {best.step} of {steps}: "
                 f"{best.spoken}): what it earned did not pay for its KL, or the prompts are too few to show "
                 "it. Lower `learning_rate`, or raise `num_steps` or `candidate_prompts`."
             )
@@ -192,9 +192,8 @@ class BestStep:
 
     def _why(self, best: Evaluation, steps: int) -> str:
         tried = len(self.evaluations) - 1
-        where = "the last" if best.step == steps else f"of {steps}"
         found = (
-            f"The candidate is the policy after {best.step} steps, {where}: of {tried} evaluated on "
+            f"The candidate is the policy after {best.step} of {steps} steps: of {tried} evaluated on "
             f"{len(self.slice.prompts)} held-out prompts it has the highest lower end of its gain over the "
             f"start ({best.spoken})"
         )

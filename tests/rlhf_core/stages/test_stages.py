@@ -20,7 +20,12 @@ MADE = {
     "preferences": {"preferences": "preferences"},
     "reward_modeling": {"reward_model": "reward_model"},
     "reward_validation": {"reward_report": "reward_report"},
-    "policy_update": {"policy": "policy", "critic": "critic", "monitors": "monitors"},
+    "policy_update": {
+        "policy": "policy",
+        "critic": "critic",
+        "monitors": "monitors",
+        "selection": "selection",
+    },
     "measurement.champion": {"measurements": "measurements"},
     "measurement.candidate": {"measurements": "measurements"},
     "comparison": {"comparison": "comparison"},
