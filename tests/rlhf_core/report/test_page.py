@@ -81,9 +81,7 @@ SELECTION = Selection(
     prompts=("a", "b"),
     evaluations=(
         Evaluation(step=0, reward=0.5, kl=0.0, objective=0.5, gain=Estimate.exactly(0.0)),
-        Evaluation(
-            step=5, reward=1.5, kl=2.0, objective=1.4, gain=Estimate(value=0.9, low=0.25, high=1.5)
-        ),
+        Evaluation(step=5, reward=1.5, kl=2.0, objective=1.4, gain=Estimate(value=0.9, low=0.25, high=1.5)),
         Evaluation(
             step=8, reward=1.75, kl=9.0, objective=1.3, gain=Estimate(value=0.8, low=-0.125, high=1.75)
         ),

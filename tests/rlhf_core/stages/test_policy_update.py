@@ -100,13 +100,18 @@ def test_what_a_monitor_stopped_may_choose_its_best_step_and_is_stopped_all_the_
     algorithm = job.settings["algorithm"]
     assert isinstance(algorithm, dict)
     best = {"candidate": "best", "candidate_every": 1, "candidate_prompts": 8, "num_steps": 4}
-    ruinous = {"learning_rate": 0.3, "schedule": "constant", "warmup_steps": 8, "kl_coef": 0.5, "target_kl": 9}
-    stop = {"kl": {"action": "stop", "nats": 0.1}}
+    ruinous = {
+        "learning_rate": 0.3,
+        "schedule": "constant",
+        "warmup_steps": 8,
+        "kl_coef": 0.5,
+        "target_kl": 9,
+    }
+    stop = {"kl": {"action": "stop", "per_token": 0.1, "window": 1}}
     made = {"algorithm": {**algorithm, **best, **ruinous}, "monitors": stop}
     settings = PolicyUpdate.model_validate({**job.settings, **made})
     chain.run("policy_update", settings, job.inputs, subject="both")
     found = selected(chain, "policy_update.both")
-    print(found)
     assert found.rule == "best" and 0 < found.step < found.steps
     assert len(found.prompts) == 8 and [one.step for one in found.evaluations] == list(range(found.steps + 1))
     assert seen(chain, "policy_update.both").ended_by == "kl"
