@@ -75,6 +75,11 @@ class RunSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _leaves_prompts(self) -> "RunSettings":
+        self.policy_update.algorithm.check_slice(self.prompts.policy)
+        return self
+
     def doubts(self) -> list[str]:
         """What is allowed and seldom meant, a sentence each: said before a run, and never refused."""
         if self.bootstrap.weights == "lora":

@@ -15,6 +15,7 @@ from rlhf_core.metrics import read_lines
 from rlhf_core.records import Completion, LookedAt, Measurement
 from rlhf_core.report.page import write_report
 from rlhf_core.report.view import CalibrationPoint, RoundView, Sample, Scores
+from rlhf_core.selection import Selection
 from rlhf_core.settings import Settings
 from rlhf_core.sources import read_rows
 from rlhf_core.stages.comparison import ComparisonReport
@@ -116,6 +117,7 @@ def view(project: Project, number: int) -> RoundView:
         links={"MLflow run": project.run_id(number), "Prefect flow run": record.prefect_flow_run_id},
         settings_yaml=json.dumps(record.settings, indent=1),
         monitors=_read(project, number, "policy_update", "monitors", MonitorsReport),
+        selection=_read(project, number, "policy_update", "selection", Selection),
         looked_at=_looked_at(project, number),
     )
 

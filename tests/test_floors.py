@@ -21,6 +21,7 @@ WITHOUT_TORCH = {
     "metrics",
     "gates",
     "alarms",
+    "selection",
     "text_statistics",
     "prompts_data",
 }

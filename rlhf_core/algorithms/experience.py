@@ -77,6 +77,7 @@ def collect_experience(
     sampling: Sampling,
     seed: int,
     times: dict[str, float],
+    reference: str = "reference",
 ) -> Experience:
     """Sample from the policy, score, and take policy and reference log-probabilities by one forward path."""
     seeds = [
@@ -91,7 +92,7 @@ def collect_experience(
     with timed(times, "time/logprobs_seconds"):
         with trunk.role("policy"):
             logprobs, entropy = trunk.logprobs(text, sampling.temperature, with_entropy=True)
-        with trunk.role("reference"):
+        with trunk.role(reference):
             ref_logprobs, _ = trunk.logprobs(text, sampling.temperature)
     assert entropy is not None
     group_ids = torch.arange(len(prompts), device=trunk.device).repeat_interleave(completions_per_prompt)

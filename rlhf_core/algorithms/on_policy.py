@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, Self, cast
 import torch
 from pydantic import Field, model_validator
 
+from rlhf_core.algorithms.candidate import BestStep, CandidateKnobs
 from rlhf_core.algorithms.experience import Experience
 from rlhf_core.algorithms.invariants import Watch
 from rlhf_core.algorithms.looks import is_looked_at, looks
@@ -17,13 +18,16 @@ from rlhf_core.generation import Generator
 from rlhf_core.metrics import Spool, timed
 from rlhf_core.records import Prompt
 from rlhf_core.rewards import RewardSource
-from rlhf_core.settings import Json, Settings, exact_div
+from rlhf_core.selection import Selection
+from rlhf_core.settings import Json, exact_div
 from rlhf_core.trunk import Trunk
 
 REFERENCE = "reference"
+BEST = "best."
+"""What the checkpoint's files of the best step's roles begin with."""
 
 
-class OnPolicyKnobs(Settings):
+class OnPolicyKnobs(CandidateKnobs):
     """The knobs of the loop, of every on-policy algorithm."""
 
     num_steps: int = Field(default=12, ge=1)
@@ -85,8 +89,19 @@ class Trained(NamedTuple):
 
     ended: str
     """Why: `num_steps`, `kl_budget`, or `monitor:` with the monitor's name."""
+    selection: Selection
+    """The step that is the candidate, and why."""
     metrics: dict[str, float]
     """Closing numbers."""
+
+
+class Ended(NamedTuple):
+    """How the steps ended."""
+
+    why: str
+    """As in `Trained`."""
+    steps: int
+    """Steps that were taken."""
 
 
 class OnPolicy(Protocol):
@@ -131,9 +146,13 @@ def run_steps(
     watch: Watch,
     sink: Spool,
     checkpoints: Checkpoints | None,
-) -> str:
-    """Run to the end, from the last checkpoint if there is one; returns why it ended."""
-    for step in range(_resumed(algorithm, trunk, data, optimizers, checkpoints), num_steps):
+    best: BestStep | None = None,
+) -> Ended:
+    """Run to the end, from the last checkpoint if there is one."""
+    taken = _resumed(algorithm, trunk, data, optimizers, checkpoints, best)
+    if best is not None and taken == 0:
+        best.evaluate(0, trunk, list(optimizers), sink)
+    for step in range(taken, num_steps):
         times: dict[str, float] = {}
         found = algorithm.experience(step, trunk, data, times)
         watch.experience(step, found, data)
@@ -141,39 +160,77 @@ def run_steps(
         with timed(times, "time/update_seconds"):
             updates = algorithm.update(step, trunk, found, optimizers, data.seed, watch)
         metrics = {**described, **updates, **times}
-        if data.watched is not None:
-            metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
-        alarms = data.monitors.step(step, found, metrics) if data.monitors is not None else []
-        if data.monitors is not None:
-            metrics["policy/alarms"] = float(data.monitors.num_alarmed)
-        sink.log(step, metrics)
-        for alarm in alarms:
-            sink.alarm(alarm.line)
-        if is_looked_at(step, num_steps):
-            sink.samples(looks(step, found, trunk.codec))
-        sink.progress(
-            step + 1,
-            num_steps,
-            f"reward {metrics['objective/scores']:+.3f}  KL {metrics['objective/kl_sequence']:.2f}",
-        )
-        to_start = metrics["objective/kl_to_start"]
-        if to_start > algorithm.kl_budget:
-            sink.alarm(
-                f"KL to the round's start is {to_start:.2f}, over its budget {algorithm.kl_budget}: ended"
-            )
-            return "kl_budget"
-        if data.monitors is not None and data.monitors.ended is not None:
-            return data.monitors.ended
-        algorithm.settle(step + 1, trunk)
-        if checkpoints is not None and checkpoints.due(step + 1) and step + 1 < num_steps:
-            roles = {role: optimizer.state() for role, optimizer in optimizers.items()}
-            if REFERENCE in trunk.roles:
-                roles[REFERENCE] = {n: p.detach() for n, p in trunk.parameters(REFERENCE).items()}
-            state: dict[str, Json] = {"algorithm": algorithm.state()}
-            if data.monitors is not None:
-                state["monitors"] = data.monitors.state_dict()
-            checkpoints.save(step + 1, roles, state, sink)
-    return "num_steps"
+        _tell(step, num_steps, trunk, data, found, metrics, sink)
+        why = _ended(algorithm, data, metrics, sink)
+        if why is None:
+            algorithm.settle(step + 1, trunk)
+            why = "num_steps" if step + 1 == num_steps else None
+        if best is not None and best.due(step + 1, why is not None):
+            best.evaluate(step + 1, trunk, list(optimizers), sink)
+        if why is not None:
+            return Ended(why, step + 1)
+        if checkpoints is not None and checkpoints.due(step + 1):
+            _save(step + 1, algorithm, trunk, data, optimizers, sink, checkpoints, best)
+    raise AssertionError(f"a stage of {num_steps} steps has taken {taken}: there is none to end with")
+
+
+def _tell(
+    step: int,
+    num_steps: int,
+    trunk: Trunk,
+    data: PolicyData,
+    found: Experience,
+    metrics: dict[str, float],
+    sink: Spool,
+) -> None:
+    """All that is said of a step, after its update; what is watched is added to its metrics."""
+    if data.watched is not None:
+        metrics["objective/gold"] = float(data.watched.score(found.completions).total.mean())
+    alarms = data.monitors.step(step, found, metrics) if data.monitors is not None else []
+    if data.monitors is not None:
+        metrics["policy/alarms"] = float(data.monitors.num_alarmed)
+    sink.log(step, metrics)
+    for alarm in alarms:
+        sink.alarm(alarm.line)
+    if is_looked_at(step, num_steps):
+        sink.samples(looks(step, found, trunk.codec))
+    sink.progress(
+        step + 1,
+        num_steps,
+        f"reward {metrics['objective/scores']:+.3f}  KL {metrics['objective/kl_sequence']:.2f}",
+    )
+
+
+def _ended(algorithm: OnPolicy, data: PolicyData, metrics: dict[str, float], sink: Spool) -> str | None:
+    """Why the stage ends after this step, before all of its steps are taken; None if it goes on."""
+    to_start = metrics["objective/kl_to_start"]
+    if to_start > algorithm.kl_budget:
+        sink.alarm(f"KL to the round's start is {to_start:.2f}, over its budget {algorithm.kl_budget}: ended")
+        return "kl_budget"
+    return data.monitors.ended if data.monitors is not None else None
+
+
+def _save(
+    step: int,
+    algorithm: OnPolicy,
+    trunk: Trunk,
+    data: PolicyData,
+    optimizers: Mapping[str, RoleOptimizer],
+    sink: Spool,
+    checkpoints: Checkpoints,
+    best: BestStep | None,
+) -> None:
+    """All that the next step depends on, as `_resumed` reads it."""
+    roles = {role: optimizer.state() for role, optimizer in optimizers.items()}
+    if REFERENCE in trunk.roles:
+        roles[REFERENCE] = {n: p.detach() for n, p in trunk.parameters(REFERENCE).items()}
+    state: dict[str, Json] = {"algorithm": algorithm.state()}
+    if data.monitors is not None:
+        state["monitors"] = data.monitors.state_dict()
+    if best is not None:
+        state["best"] = best.state()
+        roles.update({f"{BEST}{role}": weights for role, weights in best.kept().items()})
+    checkpoints.save(step, roles, state, sink)
 
 
 @torch.no_grad()
@@ -183,6 +240,7 @@ def _resumed(
     data: PolicyData,
     optimizers: Mapping[str, RoleOptimizer],
     checkpoints: Checkpoints | None,
+    best: BestStep | None,
 ) -> int:
     """Put everything where the last checkpoint has it; gives the steps that were taken."""
     if checkpoints is None or checkpoints.last is None:
@@ -197,4 +255,7 @@ def _resumed(
     algorithm.load_state(cast(dict[str, Json], state["algorithm"]))
     if data.monitors is not None:
         data.monitors.load_state_dict(cast(dict[str, Json], state["monitors"]))
+    if best is not None:
+        kept_best = cast(dict[str, Json], state["best"])
+        best.load_state(kept_best, lambda role: checkpoints.tensors(f"{BEST}{role}"))
     return checkpoints.last.step

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlhf_core.advantages import gae, token_rewards, token_scores
+from rlhf_core.algorithms.candidate import BestStep, Slice
 from rlhf_core.algorithms.critic import CriticKnobs
 from rlhf_core.algorithms.experience import Experience, PromptStream, collect_experience
 from rlhf_core.algorithms.invariants import Watch
@@ -25,6 +27,7 @@ from rlhf_core.generation import Sampling
 from rlhf_core.kl import kl_per_token
 from rlhf_core.losses import ppo_policy_loss, value_loss
 from rlhf_core.metrics import Spool, WeightedMeans, timed
+from rlhf_core.selection import last_step
 from rlhf_core.settings import Json, exact_div
 from rlhf_core.tensors import explained_variance, masked_mean, masked_sum, masked_whiten
 from rlhf_core.trunk import Trunk
@@ -68,6 +71,7 @@ class PPO(OnPolicyKnobs, KLKnobs, ShapingKnobs, CriticKnobs, PtxKnobs):
                 f"critic_warmup_steps {self.critic_warmup_steps} of num_steps {self.num_steps}: the policy "
                 "would never learn. Leave it steps of its own."
             )
+        self.check_choice(self.num_steps, self.critic_warmup_steps)
         return self
 
     def build(self, sampling: Sampling) -> "PPOAlgorithm":
@@ -101,8 +105,29 @@ class PPOAlgorithm:
         self.mix = s.mix(trunk, data.texts, data.seed)
         before = self.mix.held_out(trunk, "before") if self.mix else {}
         watch = Watch(trunk.device.type)
-        ended = run_steps(self, trunk, data, optimizers, s.num_steps, watch, sink, checkpoints)
-        return Trained(ended, {**before, **(self.mix.held_out(trunk, "after") if self.mix else {})})
+        best, rest = self.candidates(data)
+        ended = run_steps(self, trunk, rest, optimizers, s.num_steps, watch, sink, checkpoints, best)
+        selection = best.choose(ended.steps, trunk, sink) if best else last_step(ended.steps)
+        after = self.mix.held_out(trunk, "after") if self.mix else {}
+        return Trained(ended.why, selection, {**before, **after})
+
+    def candidates(self, data: PolicyData) -> tuple[BestStep | None, PolicyData]:
+        """What chooses the candidate, if there is a choice, and the data that is left to train on."""
+        s = self.settings
+        if s.candidate == "last":
+            return None, data
+        prompts, rest = s.set_aside(data.prompts)
+        held_out = Slice(
+            prompts,
+            data.reward,
+            s.shape,
+            s.kl_coef or s.kl_loss_coef,
+            "start" if s.refresh_steps else "reference",  # a reference that moves is no measure
+            data.generator,
+            self.sampling,
+            derive_seed(data.seed, "candidate"),
+        )
+        return BestStep(held_out, s.candidate_every, s.critic_warmup_steps), replace(data, prompts=rest)
 
     def experience(self, step: int, trunk: Trunk, data: PolicyData, times: dict[str, float]) -> Experience:
         """The batch of a step: a pure function of the step and the weights."""

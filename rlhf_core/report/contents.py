@@ -9,6 +9,7 @@ from rlhf_core.alarms import MonitorsReport
 from rlhf_core.gates import Estimate
 from rlhf_core.report import plots
 from rlhf_core.report.view import NOT_MEASURED, RoundView
+from rlhf_core.selection import Selection
 
 NUM_SAMPLES = 10
 SHORT_DIGEST = 12
@@ -54,6 +55,12 @@ MONITOR_COLUMNS = ("monitor", "action", "state", "worst seen", "what to change")
 READ_MONITORS = (
     "What looked at every step of the policy update. An alarm is said once when it begins and once when it "
     "is over; beside it stands what to change."
+)
+SELECTION_COLUMNS = ("after steps", "reward", "KL", "gain over the start", "95 % interval", "")
+READ_SELECTION = (
+    "The policy after some steps on prompts it is not trained on, with the same random numbers each time. "
+    "Gain: reward less what its KL costs, minus the same of the start. The highest lower end is chosen, and "
+    "no gold is asked. It is no measurement: the best of several looks a little better than it is."
 )
 
 
@@ -108,6 +115,21 @@ def watched(seen: MonitorsReport) -> str:
     end = f" The monitor {seen.ended_by} ended the stage." if seen.ended_by else ""
     alarmed = sum(one.first is not None for one in seen.monitors)
     return f"{seen.steps} steps watched by {len(seen.monitors)} monitors; {alarmed} raised an alarm.{end}"
+
+
+def selection_rows(selection: Selection) -> list[tuple[str, ...]]:
+    """A row for each evaluation, the chosen one marked."""
+    return [
+        (
+            str(one.step),
+            f"{one.reward:+.4g}",
+            f"{one.kl:.4g}",
+            f"{one.gain.value:+.4g}",
+            f"{one.gain.low:+.4g} to {one.gain.high:+.4g}",
+            "start" if one.step == 0 else "chosen" if one.step == selection.step else "",
+        )
+        for one in selection.evaluations
+    ]
 
 
 def spoken(estimate: Estimate | None) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from rlhf_core.report.contents import (
     NUM_SAMPLES,
     OUTCOMES,
     READ_MONITORS,
+    READ_SELECTION,
+    SELECTION_COLUMNS,
     SHORT_DIGEST,
     Plot,
     Row,
@@ -19,6 +21,7 @@ from rlhf_core.report.contents import (
     monitor_rows,
     policy_rows,
     reward_model_rows,
+    selection_rows,
     spoken,
     watched,
 )
@@ -29,6 +32,7 @@ from rlhf_core.report.style import STYLE
 from rlhf_core.report.tokens import READING, picture, pictured, rollouts
 from rlhf_core.report.view import NOT_MEASURED, RoundView, Sample
 from rlhf_core.report.whiskers import whiskers
+from rlhf_core.selection import Selection
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -74,6 +78,9 @@ def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[Html]:
     yield _section("Gates", _gates(view.gates, measured), reading=READ_GATES if view.gates else "")
     if view.alarms:
         yield _section("Alarms", tag("ul", *(tag("li", alarm) for alarm in view.alarms)))
+    if view.selection:
+        reading = READ_SELECTION if view.selection.evaluations else ""
+        yield _section("The candidate", *_selection(view.selection), reading=reading)
     if view.monitors:
         yield _section("Monitors", *_monitors(view.monitors), reading=READ_MONITORS)
     yield _section("Plots", *(map(_plot, plots) if plots else [_missing()]), class_="plots")
@@ -152,6 +159,12 @@ def _gate(gate: GateResult, measured: Mapping[str, Estimate]) -> tuple[str, ...]
         else Html()
     )
     return gate.name, value, interval, drawn, tag("span", result, class_=f"result {result}")
+
+
+def _selection(selection: Selection) -> Iterator[Html]:
+    yield tag("p", selection.why)
+    if selection.evaluations:
+        yield table(SELECTION_COLUMNS, selection_rows(selection), "selection")
 
 
 def _monitors(seen: MonitorsReport) -> Iterator[Html]:

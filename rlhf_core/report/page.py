@@ -15,6 +15,8 @@ from rlhf_core.report.contents import (
     NUM_SAMPLES,
     OUTCOMES,
     READ_MONITORS,
+    READ_SELECTION,
+    SELECTION_COLUMNS,
     SHORT_DIGEST,
     Plot,
     Row,
@@ -23,6 +25,7 @@ from rlhf_core.report.contents import (
     monitor_rows,
     policy_rows,
     reward_model_rows,
+    selection_rows,
     spoken,
     watched,
 )
@@ -30,6 +33,7 @@ from rlhf_core.report.drawing import save_png
 from rlhf_core.report.html_page import html_page
 from rlhf_core.report.markdown import code_block, escape, table
 from rlhf_core.report.view import NOT_MEASURED, RoundView, Sample
+from rlhf_core.selection import Selection
 
 
 def write_report(view: RoundView, folder: Path) -> Path:
@@ -56,6 +60,9 @@ def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[str]:
     if view.alarms:
         yield "## Alarms"
         yield _list(map(escape, view.alarms))
+    if view.selection:
+        yield "## The candidate"
+        yield from _selection(view.selection)
     if view.monitors:
         yield "## Monitors"
         yield from _monitors(view.monitors)
@@ -103,6 +110,13 @@ def _gates(gates: Sequence[GateResult]) -> str:
         for gate in gates
     ]
     return table(("gate", "at the interval's bad end", "result"), rows) if rows else "No gate was judged."
+
+
+def _selection(selection: Selection) -> Iterator[str]:
+    yield escape(selection.why, len(selection.why))
+    if selection.evaluations:
+        yield table(SELECTION_COLUMNS, selection_rows(selection))
+        yield READ_SELECTION
 
 
 def _monitors(seen: MonitorsReport) -> Iterator[str]:

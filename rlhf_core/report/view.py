@@ -6,6 +6,7 @@ from rlhf_core.alarms import MonitorsReport
 from rlhf_core.gates import Estimate
 from rlhf_core.ledger import GateResult, StageRecord
 from rlhf_core.records import LookedAt
+from rlhf_core.selection import Selection
 
 NOT_MEASURED = "not measured"
 
@@ -70,5 +71,7 @@ class RoundView:
     settings_yaml: str
     monitors: MonitorsReport | None = None
     """What watched the policy update, where it came to one."""
+    selection: Selection | None = None
+    """Which step of it is the candidate, and why."""
     looked_at: list[LookedAt] = field(default_factory=list)
     """Completions of the policy update, from its first step to its last."""

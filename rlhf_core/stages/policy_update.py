@@ -35,7 +35,7 @@ class PolicyUpdate(Settings):
 
 
 def run(context: StageContext) -> None:
-    """Train, and write candidate, critic and what the monitors saw."""
+    """Train, and write candidate, critic, what the monitors saw and why that step is the candidate."""
     settings = context.settings(PolicyUpdate)
     trunk = context.trunk()
     trunk.load_role("policy", context.input("policy"))
@@ -62,10 +62,12 @@ def run(context: StageContext) -> None:
     with context.output("policy", "policy") as folder:
         trunk.save_role("policy", folder)
     context.write_json("monitors", "monitors", monitors.report())
+    context.write_json("selection", "selection", trained.selection)
     context.summary(
         {
             "policy/ended_by_budget": float(trained.ended == "kl_budget"),
             "policy/ended_by_monitor": float(trained.ended.startswith(ENDED_BY_MONITOR)),
+            "policy/candidate_step": float(trained.selection.step),
             **trained.metrics,
         }
     )

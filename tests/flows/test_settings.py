@@ -150,3 +150,10 @@ def test_settings_that_full_weights_do_not_use_or_lose_by_are_doubted() -> None:
     lost, unused = run.doubts()
     assert "dtype is bfloat16" in lost
     assert "bootstrap.lora and reward_model.lora: set, and used by nothing" in unused
+
+
+def test_a_slice_that_the_policys_prompts_cannot_spare_is_refused_before_a_round() -> None:
+    fewer = ["prompts.policy=60", "policy_update.algorithm.candidate=best"]
+    with pytest.raises(InvalidSettings, match="candidate_prompts 32 of 60 policy prompts: only 28 would be"):
+        load_run_file(TINY, fewer)
+    assert load_run_file(TINY, [*fewer, "policy_update.algorithm.candidate_prompts=30"]).prompts.policy == 60

@@ -8,6 +8,7 @@ from rlhf_core.alarms import MonitorsReport
 from rlhf_core.ledger import DecisionRecord, GateResult, StageRecord
 from rlhf_core.records import Completion, Measurement, StopReason
 from rlhf_core.report import Scores
+from rlhf_core.selection import last_step
 from rlhf_core.sources import write_rows
 from rlhf_core.stages.comparison import ComparisonReport
 from tasks.context import Round
@@ -103,12 +104,29 @@ def test_what_the_monitors_saw_is_shown(decided: Project) -> None:
     assert view(decided, 1).monitors == seen
 
 
+def test_which_step_is_the_candidate_is_shown(decided: Project) -> None:
+    found = last_step(8)
+    with decided.store.writing() as folder:
+        (folder / "selection.json").write_text(found.model_dump_json())
+        ref = decided.store.commit(folder, "selection", "by hand")
+    record = StageRecord(
+        stage="policy_update",
+        key="0",
+        outputs={"selection": ref},
+        cached=False,
+        seconds=1.0,
+        mlflow_run_id="1",
+    )
+    decided.ledger.pin(1, record)
+    assert view(decided, 1).selection == found
+
+
 def test_an_update_of_an_earlier_version_shows_no_monitors(decided: Project) -> None:
     decided.ledger.pin(
         1,
         StageRecord(stage="policy_update", key="0", outputs={}, cached=False, seconds=1.0, mlflow_run_id="1"),
     )
-    assert view(decided, 1).monitors is None
+    assert view(decided, 1).monitors is None and view(decided, 1).selection is None
 
 
 def test_a_round_that_ended_before_its_policy_has_no_scores(decided: Project) -> None:

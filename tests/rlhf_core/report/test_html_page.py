@@ -9,6 +9,7 @@ from rlhf_core.records import LookedAt, StopReason, Token
 from rlhf_core.report import RoundView, Sample
 from rlhf_core.report.contents import figures
 from rlhf_core.report.html_page import html_page
+from rlhf_core.selection import last_step
 from tests.rlhf_core.report.parsed import events
 from tests.rlhf_core.report.test_page import (
     COMPARISON,
@@ -16,6 +17,7 @@ from tests.rlhf_core.report.test_page import (
     ENDED_EARLY,
     MONITORS,
     PLOTTED,
+    SELECTION,
     VIEW,
     WIN_RATE,
 )
@@ -125,6 +127,15 @@ def test_the_monitors_are_a_table_with_those_that_raised_an_alarm_first() -> Non
     tones = [re.findall(r'class="(result[^"]*)"', row)[0].strip() for row in rows]
     assert tones == ["result failed", "result failed", "result", "result passed"]
     assert "Examples phrases, step 2 : 'so <b>'" in _words(markup)
+
+
+def test_the_steps_that_were_evaluated_are_a_table_with_the_chosen_one_marked() -> None:
+    assert "<h2>The candidate" not in page(VIEW)
+    words = _words(page(replace(VIEW, selection=SELECTION)))
+    assert "The candidate is the policy after 5 of 8 steps. after steps reward KL" in words
+    assert "0 +0.5 0 +0 +0 to +0 start 5 +1.5 2 +0.9 +0.25 to +1.5 chosen 8 +1.75 9 +0.8" in words
+    alone = page(replace(VIEW, selection=last_step(8)))
+    assert "is set to `last`." in _words(alone) and 'class="selection"' not in alone
 
 
 def test_a_gate_without_an_interval_shows_the_value_it_was_judged_by() -> None:

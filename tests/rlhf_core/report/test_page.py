@@ -10,6 +10,7 @@ from rlhf_core.artifacts import ArtifactRef
 from rlhf_core.gates import Estimate, Gate, judge
 from rlhf_core.ledger import StageRecord
 from rlhf_core.report import CalibrationPoint, RoundView, Sample, Scores, write_report
+from rlhf_core.selection import Evaluation, Selection, last_step
 
 RENDERER = MarkdownIt("commonmark", {"html": True}).enable("table")
 POLICY = ArtifactRef(kind="policy", digest="0123456789ab" + "f" * 52, key="0" * 64)
@@ -71,6 +72,21 @@ MONITORS = MonitorsReport(
         Alarm(monitor="kl", step=5, severity="stop", sentence="too far"),
     ),
 )  # fmt: skip
+SELECTION = Selection(
+    rule="best",
+    step=5,
+    steps=8,
+    why="The candidate is the policy after 5 of 8 steps.",
+    kl_coef=0.05,
+    prompts=("a", "b"),
+    evaluations=(
+        Evaluation(step=0, reward=0.5, kl=0.0, objective=0.5, gain=Estimate.exactly(0.0)),
+        Evaluation(step=5, reward=1.5, kl=2.0, objective=1.4, gain=Estimate(value=0.9, low=0.25, high=1.5)),
+        Evaluation(
+            step=8, reward=1.75, kl=9.0, objective=1.3, gain=Estimate(value=0.8, low=-0.125, high=1.75)
+        ),
+    ),
+)
 PLOTTED = replace(
     VIEW,
     update_steps=[(0, {"objective/scores": 0.1})],
@@ -228,3 +244,17 @@ def test_the_same_view_gives_the_same_files(tmp_path: Path) -> None:
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
+
+
+def test_the_steps_that_were_evaluated_are_shown_with_the_one_that_was_chosen(tmp_path: Path) -> None:
+    assert "## The candidate" not in _page(VIEW, tmp_path)
+    page = _page(replace(VIEW, selection=SELECTION), tmp_path)
+    assert "## The candidate\n\nThe candidate is the policy after 5 of 8 steps.\n" in page
+    assert _row(page, "0") == ["+0.5", "0", "+0", "+0 to +0", "start"]
+    assert _row(page, "5") == ["+1.5", "2", "+0.9", "+0.25 to +1.5", "chosen"]
+    assert _row(page, "8") == ["+1.75", "9", "+0.8", "-0.125 to +1.75", ""]
+
+
+def test_where_nothing_was_evaluated_the_sentence_stands_alone(tmp_path: Path) -> None:
+    page = _page(replace(VIEW, selection=last_step(8)), tmp_path)
+    assert "policy after 8 of 8 steps: \\`candidate\\` is set to \\`last\\`.\n\n## Plots" in page

@@ -28,12 +28,12 @@ ALGORITHM = {
 }
 
 
-def policy_update(played: Chain, root: Path) -> Job:
+def policy_update(played: Chain, root: Path, **changed: object) -> Job:
     """The chain's policy update made longer, in a store that remembers no work."""
     shutil.copytree(played.root / "store" / "objects", root / "store" / "objects")
     job = played.jobs["policy_update"]
     settings = json.loads(json.dumps(job.settings))
-    settings["algorithm"].update(ALGORITHM)
+    settings["algorithm"].update({**ALGORITHM, **changed})
     execution = job.execution.model_copy(update={"checkpoint_steps": EVERY})
     return job.model_copy(
         update={
@@ -110,3 +110,28 @@ def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(
     assert numbers(job) == numbers(straight)
     (alarm,) = done.told["alarms"]  # type: ignore[misc]
     assert "the checkpoint of step 5 is not used: policy.safetensors changed" in str(alarm)
+
+
+@pytest.mark.slow
+def test_the_best_step_so_far_is_in_the_checkpoint(played: Chain, tmp_path: Path) -> None:
+    # A rate that breaks the policy later, so that the best step lies before the checkpoint.
+    best = {
+        "candidate": "best",
+        "candidate_every": 2,
+        "candidate_prompts": 8,
+        "kl_coef": 0.5,
+        "target_kl": 9.0,
+    }
+    ruinous = {"learning_rate": 0.2, "schedule": "constant", "warmup_steps": 60, "kl_budget": 1e9}
+    straight, job = (
+        policy_update(played, tmp_path / name, **best, **ruinous) for name in ("straight", "killed")
+    )
+    wanted = run_job(straight)
+    killed(job, KILLED_AFTER + 3)  # three of the lines are evaluations: of the start, and after steps 2 and 4
+    (checkpoint,) = (Path(job.work) / "checkpoints").glob("[0-9]*")
+    assert {path.name for path in checkpoint.glob("best.*")} == {
+        "best.policy.safetensors", "best.value.safetensors"
+    }  # fmt: skip
+    assert run_job(job).outputs == wanted.outputs
+    assert numbers(job) == numbers(straight)
+    assert wanted.told["metrics"]["policy/candidate_step"] == 2  # type: ignore[index,call-overload]

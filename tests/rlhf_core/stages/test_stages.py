@@ -20,7 +20,12 @@ MADE = {
     "preferences": {"preferences": "preferences"},
     "reward_modeling": {"reward_model": "reward_model"},
     "reward_validation": {"reward_report": "reward_report"},
-    "policy_update": {"policy": "policy", "critic": "critic", "monitors": "monitors"},
+    "policy_update": {
+        "policy": "policy",
+        "critic": "critic",
+        "monitors": "monitors",
+        "selection": "selection",
+    },
     "measurement.champion": {"measurements": "measurements"},
     "measurement.candidate": {"measurements": "measurements"},
     "comparison": {"comparison": "comparison"},
@@ -115,4 +120,8 @@ def test_a_recipe_tells_how_it_was_made(played: Chain) -> None:
         "version",
     }
     assert told["execution"] == played.execution.to_json()
-    assert told["metrics"] == {"policy/ended_by_budget": 0.0, "policy/ended_by_monitor": 0.0}
+    assert told["metrics"] == {
+        "policy/ended_by_budget": 0.0,
+        "policy/ended_by_monitor": 0.0,
+        "policy/candidate_step": 2.0,
+    }
