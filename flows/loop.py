@@ -185,7 +185,7 @@ def _fitting_prompts(plan: Plan, project: "Project") -> Iterator[Prompt]:
         settings.policy_update.sampling,
         settings.evals.held_out.sampling,
     )
-    trunk = project.store.open(project.ledger.project().inputs["trunk"])
+    trunk = project.store.open(project.ledger.anchor()["trunk"])
     try:
         yield from fitting(
             load_codec(trunk / "model"),

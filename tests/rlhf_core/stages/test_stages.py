@@ -25,6 +25,7 @@ MADE = {
     "measurement.candidate": {"measurements": "measurements"},
     "comparison": {"comparison": "comparison"},
     "promotion": {"decision": "decision"},
+    "rebase": {"trunk": "trunk", "policy": "policy"},
 }
 
 
