@@ -228,7 +228,7 @@ class Ledger:
         return {"trunk": rebased.trunk, "policy": rebased.policy} if rebased else self.project().inputs
 
     def trunk_of(self, policy: ArtifactRef) -> ArtifactRef:
-        """The trunk that a policy of the project is at home on; the first one for all that it did not make."""
+        """The trunk that a policy of the project is at home on."""
         for record in self.rebases():
             if record.policy.digest == policy.digest:
                 return record.trunk

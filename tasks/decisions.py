@@ -117,10 +117,11 @@ def follow_ledger(project: Project) -> int | None:
         tags,
         "The initial policy: the trunk, unchanged.",
     )
+    rebased = {record.round: record for record in project.ledger.rebases()}
     for number in project.ledger.rounds():
         _follow_round(project, number)
-    for rebased in project.ledger.rebases():
-        _follow_rebase(project, rebased)
+        if number in rebased:
+            _follow_rebase(project, rebased[number])
     champion = project.registry.version_of(
         "policy", project.ledger.champion().digest, project.ledger.champion_round()
     )

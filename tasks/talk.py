@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rlhf_core.artifacts import ArtifactRef, Store
 from rlhf_core.ledger import PROJECT_NAME, Ledger
 from rlhf_core.records import Prompt
-from rlhf_core.settings import Execution, InvalidSettings
+from rlhf_core.settings import InvalidSettings
 from rlhf_core.sources import read_rows
+from tasks.project import execution_of
 from tasks.registry import Registry
 from tasks.tracking import Tracker
 
@@ -112,8 +113,8 @@ class Speakers:
             ledger = Ledger(home / "projects", policy.project)
             trunk_ref = ledger.trunk_of(policy.ref)
             if trunk_ref.digest not in trunks:
-                execution = Execution.model_validate(ledger.project().settings["execution"])
-                trunks[trunk_ref.digest] = open_trunk(store.open(trunk_ref), trunk_ref.digest, execution)
+                folder = store.open(trunk_ref)
+                trunks[trunk_ref.digest] = open_trunk(folder, trunk_ref.digest, execution_of(ledger))
             trunk, role = trunks[trunk_ref.digest], f"policy-{number}"
             trunk.load_role(role, store.open(policy.ref))
             self._roles.append((trunk, role))

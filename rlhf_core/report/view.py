@@ -72,3 +72,5 @@ class RoundView:
     """What watched the policy update, where it came to one."""
     looked_at: list[LookedAt] = field(default_factory=list)
     """Completions of the policy update, from its first step to its last."""
+    rebased_after: int | None = None
+    """The round whose champion the initial policy is; None where it is the project's first policy."""

@@ -101,7 +101,6 @@ class StageContext:
         """The project's trunk on the device of this job, with no role yet."""
         return open_trunk(self.input("trunk"), self.job.inputs["trunk"].digest, self.job.execution)
 
-
     def write_trunk(self, base: "Base", described: TrunkFile) -> "Trunk":
         """A base as the artifact `trunk`; opened again from there, with no role yet."""
         from rlhf_core.models import save_base

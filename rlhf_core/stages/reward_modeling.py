@@ -73,7 +73,7 @@ def run(context: StageContext) -> None:
 
 
 def labels_of_the_initial_policy(context: StageContext) -> Path:
-    """Those of the first round, or, after a rebase, of the first round on the new trunk: a role of their own."""
+    """Those of the first round; after a rebase those of the first one on the new trunk, a role apart."""
     own = "initial_preferences"
     return context.input(own) if own in context.job.inputs else context.inputs("preferences")[0]
 

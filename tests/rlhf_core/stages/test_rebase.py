@@ -92,9 +92,7 @@ def test_the_new_trunk_says_what_the_champion_said(serve: Callable[..., Served],
     made = served.rebased()
     before = served.opened(served.trunk, served.champion)
     after = served.opened(made["trunk"], made["policy"])
-    torch.testing.assert_close(
-        logprobs(after, "reference"), logprobs(before, "policy"), rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(logprobs(after, "reference"), logprobs(before, "policy"), rtol=1e-5, atol=1e-5)
     # The champion is far from its trunk: nothing merged would be seen.
     assert (logprobs(before, "policy") - logprobs(before, "reference")).abs().max() > 0.1
 
