@@ -3,44 +3,33 @@
 Nothing heavy is imported before it is known that it will be used: `--help` answers at once.
 """
 
-import contextlib
 import json
-import os
-import sys
-from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.command import (
+    Against,
+    AsJson,
+    Home,
+    NewTokens,
+    PolicyName,
+    Port,
+    ProjectName,
+    RowKind,
+    Seed,
+    Temperature,
+    ending,
+    refusing,
+    stdout_kept_for_json,
+)
 from rlhf_core import __version__
 
 if TYPE_CHECKING:
     from rlhf_core.generation import Sampling
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-
-Home = Annotated[Path, typer.Option("--home", help="The folder that holds all a project leaves.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
-Against = Annotated[str | None, typer.Option(help="Another policy, side by side.")]
-ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="The project's name.")]
-PolicyName = Annotated[
-    str, typer.Argument(metavar="PROJECT[@ALIAS|:VERSION]", help="@champion if nothing is said.")
-]
-NewTokens = Annotated[int, typer.Option(min=1, help="An answer is cut here.")]
-Temperature = Annotated[float, typer.Option(min=0.01, max=10.0, help="1 is how policies are measured.")]
-Seed = Annotated[int, typer.Option(help="Of all random numbers.")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Else the last one, or any that is free.")]
-BAD_INPUT = 2
-
-
-class RowKind(StrEnum):
-    """What the rows of a source are."""
-
-    PROMPTS = "prompts"
-    PREFERENCES = "preferences"
-    DEMONSTRATIONS = "demonstrations"
 
 
 def _version(asked: bool) -> None:
@@ -74,7 +63,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Play rounds of the project in RUN_FILE; what is finished is not done again."""
-    with _stdout_kept_for_json(as_json):
+    with stdout_kept_for_json(as_json):
         from flows.console import ConsoleDisplay
         from flows.loop import Refused, check
         from flows.loop import run as play
@@ -83,11 +72,11 @@ def run(
         from rlhf_core.ledger import Ledger
         from tasks.home import DiskFailed
 
-        with _refusing():
+        with refusing():
             overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
             plan = check(load_run_file(run_file, overrides), home.resolve(), rounds, more)
         display = ConsoleDisplay()
-        with _refusing(Refused), _ending(DiskFailed):
+        with refusing(Refused), ending(DiskFailed):
             found = play(plan, home.resolve(), display, wait=wait)
             undone = Ledger(home / "projects", plan.settings.project).open_round_number()
         if not as_json:
@@ -105,14 +94,14 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What has happened in PROJECT."""
-    with _stdout_kept_for_json(as_json):
+    with stdout_kept_for_json(as_json):
         from rich.console import Console
 
         from flows.summary import show, summary
         from rlhf_core.ledger import Ledger
         from tasks.home import check_format
 
-        with _refusing():
+        with refusing():
             check_format(home)
             Ledger(home / "projects", project).project()
         if as_json:
@@ -124,13 +113,37 @@ def status(
 
 
 @app.command()
+def rebase(
+    project: ProjectName,
+    home: Home = Path(".rlhf"),
+    as_json: AsJson = False,
+) -> None:
+    """Merge PROJECT's champion into a new trunk: it is the initial policy from here on, and KL to it is 0."""
+    with stdout_kept_for_json(as_json):
+        from flows.console import ConsoleDisplay
+        from flows.loop import Refused
+        from flows.rebase import check, sentence
+        from flows.rebase import rebase as merge
+        from tasks.home import DiskFailed
+
+        display = ConsoleDisplay()
+        with refusing():
+            check(home, project)
+        with refusing(Refused), ending(DiskFailed):
+            found = merge(home.resolve(), project, display)
+        display.say(sentence(home.resolve(), project))
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
+@app.command()
 def replay(project: ProjectName, home: Home = Path(".rlhf")) -> None:
     """Tell MLflow whatever it lacks of PROJECT, each number with its own time; a second time nothing."""
     from flows.console import ConsoleDisplay
     from flows.replay import replay as tell
     from tasks.mlflow_store import TrackingUnavailable
 
-    with _refusing(), _ending(TrackingUnavailable):
+    with refusing(), ending(TrackingUnavailable):
         found = tell(home.resolve(), project, ConsoleDisplay())
     typer.echo(f"{found['rounds']} rounds: {found['runs_made']} runs made, {found['facts_sent']} facts sent")
 
@@ -144,14 +157,14 @@ def ui(home: Home = Path(".rlhf"), prefect_port: Port = None, mlflow_port: Port 
     def say(prefect: str, mlflow: str) -> None:
         typer.echo(f"Prefect  {prefect}\nMLflow   {mlflow}\nCtrl-C ends both.")
 
-    with _refusing(), _ending(ServerFailed):
+    with refusing(), ending(ServerFailed):
         serve(home.resolve(), prefect_port, mlflow_port, say)
 
 
 @app.command()
 def doctor(home: Home = Path(".rlhf"), as_json: AsJson = False) -> None:
     """What this machine has, how fast it multiplies, what is missing and how to get it."""
-    with _stdout_kept_for_json(as_json):
+    with stdout_kept_for_json(as_json):
         from rich.console import Console
 
         from flows.doctor import as_json as to_json
@@ -178,12 +191,12 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """What a file, a folder or a dataset holds, and which of its rows are bad, before a run is given it."""
-    with _stdout_kept_for_json(as_json):
+    with stdout_kept_for_json(as_json):
         from rich.console import Console
 
         from flows.data import describe, show, source_at
 
-        with _refusing():
+        with refusing():
             found = describe(source_at(place, columns or ()), as_.value if as_ else None, limit)
         if not as_json:
             show(found, Console(highlight=False))
@@ -204,7 +217,7 @@ def sample(
     as_json: AsJson = False,
 ) -> None:
     """What a policy says to a plain text that it continues."""
-    with _stdout_kept_for_json(as_json):
+    with stdout_kept_for_json(as_json):
         from rich.console import Console
 
         from flows.talk import sample as answers
@@ -212,7 +225,7 @@ def sample(
 
         names = [policy, *([against] if against else [])]
         found = []
-        with _refusing():
+        with refusing():
             sampling = _sampling(max_new_tokens, temperature)
             for one in answers(home.resolve(), names, prompt, sampling, seed, number):
                 found.append(one)
@@ -232,14 +245,14 @@ def chat(
     home: Home = Path(".rlhf"),
 ) -> None:
     """Talk to a policy through its chat template, or to two at once."""
-    with _stdout_kept_for_json(False):
+    with stdout_kept_for_json(False):
         from rich.console import Console
 
         from flows.talk import chat as converse
 
         console = Console(highlight=False)
         names = [policy, *([against] if against else [])]
-        with _refusing():
+        with refusing():
             sampling = _sampling(max_new_tokens, temperature)
             converse(home.resolve(), names, sampling, seed, _line, console)
 
@@ -256,37 +269,6 @@ def _line() -> str | None:
         return input("> ")
     except (EOFError, KeyboardInterrupt):
         return None
-
-
-@contextlib.contextmanager
-def _refusing(error: type[ValueError] = ValueError) -> Iterator[None]:
-    """Bad input ends the command with its sentence and code 2."""
-    with _ending(error, BAD_INPUT):
-        yield
-
-
-@contextlib.contextmanager
-def _ending(error: type[Exception], code: int = 1) -> Iterator[None]:
-    """What can be said in a sentence ends the command with it, without a traceback."""
-    try:
-        yield
-    except error as told:
-        typer.echo(str(told), err=True)
-        raise typer.Exit(code) from told
-
-
-@contextlib.contextmanager
-def _stdout_kept_for_json(as_json: bool) -> Iterator[None]:
-    """Whatever a library prints goes to stderr while this lasts."""
-    # Threads that wait asleep halve the speed of the small products of decoding; threads that spin on stand
-    # still several times longer where other work shares the cores. These spin for tens of microseconds.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
-    # A stage tells its own progress.
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        yield
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from rlhf_core.stages.bootstrap import Bootstrap, check_demonstrations, fingerpr
 from rlhf_core.stages.prompts import split
 from tasks.home import check_format, check_writable, open_home, saying_what_the_disk_did
 from tasks.mlflow_store import quiet_environment
-from tasks.reports import unfinished
+from tasks.reports import unfinished, untold
 
 if TYPE_CHECKING:
     from tasks.project import Project
@@ -119,7 +119,7 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
         (home / "projects").mkdir(exist_ok=True)
         with alone(home, name, display, wait):
             ledger = Ledger(home / "projects", name)
-            open_ = ledger.open_round_number() is not None or unfinished(home, ledger)
+            open_ = ledger.open_round_number() is not None or unfinished(home, ledger) or untold(home, ledger)
             if decided(ledger) >= plan.rounds and not open_:
                 display.say(
                     f"project {name} has had {decided(ledger)} of {plan.rounds} rounds: nothing to do"
@@ -128,7 +128,7 @@ def run(plan: Plan, home: Path, display: ConsoleDisplay, wait: bool = False) -> 
             display.say(f"project {name}: {decided(ledger)} of {plan.rounds} rounds so far; home {home}")
             for doubt in plan.settings.doubts():
                 display.say(f"note: {doubt}")
-            with prefect_server(home, meanwhile=_slow_imports) as url:
+            with prefect_server(home, meanwhile=slow_imports) as url:
                 display.say(f"Prefect: {url.removesuffix('/api')}")
                 project = _opened(plan, home, display)
                 _play(plan, project, display)
@@ -155,23 +155,27 @@ def alone(home: Path, name: str, display: ConsoleDisplay, wait: bool) -> Iterato
         lock.release()
 
 
-def _slow_imports() -> None:
+def slow_imports() -> None:
     """What takes seconds to import, while the server takes as many to start."""
     import rlhf_core.trunk  # noqa: F401
 
 
 def _opened(plan: Plan, home: Path, display: ConsoleDisplay) -> "Project":
-    from tasks.finishing import finish_round
+    from tasks.finishing import finish_what_was_left
     from tasks.opening import open_project
     from tasks.project import Project
 
     project = Project(home, plan.settings.project, plan.execution, display)
+    begin_telling(project, display)
+    open_project(project, plan.bootstrap, plan.fingerprint, plan.settings.seed, plan.settings.to_json())
+    finish_what_was_left(project)
+    return project
+
+
+def begin_telling(project: "Project", display: ConsoleDisplay) -> None:
+    """Make MLflow level with what earlier commands left, and say which runs those left open."""
     for name in project.begin_telling():
         display.say(f"the run {name} was left by a process that is gone: closed as KILLED")
-    open_project(project, plan.bootstrap, plan.fingerprint, plan.settings.seed, plan.settings.to_json())
-    for number in unfinished(home, project.ledger):
-        finish_round(project, number)
-    return project
 
 
 def _fitting_prompts(plan: Plan, project: "Project") -> Iterator[Prompt]:
@@ -185,7 +189,7 @@ def _fitting_prompts(plan: Plan, project: "Project") -> Iterator[Prompt]:
         settings.policy_update.sampling,
         settings.evals.held_out.sampling,
     )
-    trunk = project.store.open(project.ledger.project().inputs["trunk"])
+    trunk = project.store.open(project.ledger.anchor()["trunk"])
     try:
         yield from fitting(
             load_codec(trunk / "model"),

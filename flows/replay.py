@@ -5,7 +5,7 @@ from pathlib import Path
 from flows.console import ConsoleDisplay
 from flows.loop import alone
 from rlhf_core.ledger import Ledger
-from rlhf_core.settings import Execution, Json, parse_settings
+from rlhf_core.settings import Json
 from tasks.mlflow_store import quiet_environment
 
 
@@ -15,21 +15,18 @@ def replay(home: Path, name: str, display: ConsoleDisplay) -> dict[str, Json]:
     A second time there is nothing to send. Raises `TrackingUnavailable` if MLflow cannot be reached.
     """
     from tasks.decisions import follow_ledger
-    from tasks.finishing import finish_round, link_stages
-    from tasks.project import Project
-    from tasks.reports import unfinished
+    from tasks.finishing import finish_what_was_left, link_stages
+    from tasks.project import Project, execution_of
 
     quiet_environment()
     ledger = Ledger(home / "projects", name)
-    held = ledger.project().settings.get("execution", {})
-    execution = parse_settings(Execution, held if isinstance(held, dict) else {})
+    execution = execution_of(ledger)
     with alone(home, name, display, wait=False):
         project = Project(home, name, execution, display)
         for journal in project.journals.all():
             journal.mend()
         told = project.teller.tell()
-        for number in unfinished(home, ledger):
-            finish_round(project, number)
+        finish_what_was_left(project)
         told = told + project.teller.tell()
         version = follow_ledger(project)
         for number in ledger.rounds():

@@ -35,7 +35,7 @@ class RunSettings(Settings):
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """What all randomness is derived from."""
     bootstrap: Bootstrap = Bootstrap()
-    """The base model; fixed for the life of the project."""
+    """The base model; what the project is opened with, whatever champion is merged into it later."""
     prompt_source: PromptSource = PackagedPrompts()
     """Where prompts come from."""
     pretraining_source: PromptSource | None = None

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.terminal import safe
-from rlhf_core.ledger import DecisionRecord, Ledger, StageRecord
+from rlhf_core.artifacts import ArtifactRef
+from rlhf_core.ledger import DecisionRecord, Ledger, RebaseRecord, StageRecord
 from rlhf_core.settings import Json
 
 COLUMNS = {
@@ -25,16 +26,38 @@ GAIN = "eval/gold_minus_initial"
 def summary(home: Path, name: str, executed: Set[tuple[int, str]] | None = None) -> dict[str, Json]:
     """The project as JSON; `executed` names what this command computed, None means to tell it as recorded."""
     ledger = Ledger(home / "projects", name)
-    champion = ledger.champion()
     return {
         "project": name,
         "home": str(home),
-        "champion": {"policy": champion.digest, "version": _version(home, name, ledger)},
+        "champion": champion_of(home, name, ledger),
+        "rebases": [rebase_of(record) for record in ledger.rebases()],
         "rounds": [_round(home, ledger, number, executed) for number in ledger.rounds()],
     }
 
 
-def _version(home: Path, name: str, ledger: Ledger) -> int | None:
+def champion_of(home: Path, name: str, ledger: Ledger) -> dict[str, Json]:
+    """The policy in service as JSON."""
+    return {"policy": ledger.champion().digest, "version": champion_version(home, name, ledger)}
+
+
+def rebase_of(record: RebaseRecord) -> dict[str, Json]:
+    """A rebase as JSON; artifacts by their digests."""
+    return {
+        "after_round": record.round,
+        "trunk": record.trunk.digest,
+        "policy": record.policy.digest,
+        "merged_champion": record.champion.digest,
+        "old_trunk": record.old_trunk.digest,
+        "metrics": dict(record.metrics),
+    }
+
+
+def short(ref: ArtifactRef) -> str:
+    """As much of a digest as people compare."""
+    return ref.digest[:12]
+
+
+def champion_version(home: Path, name: str, ledger: Ledger) -> int | None:
     """The champion's number in MLflow's registry; none while MLflow is away or was not told yet."""
     from tasks.mlflow_store import TrackingUnavailable
     from tasks.registry import Registry
@@ -90,17 +113,27 @@ def show(home: Path, name: str, console: Console) -> None:
     for title in ("round", "outcome", *COLUMNS.values(), "minutes"):
         words = title == "outcome"
         table.add_column(title, justify="left" if words else "right", min_width=11 if words else 5)
+    rebased = {record.round: record for record in ledger.rebases()}
     for number in ledger.rounds():
         decision = ledger.decision(number)
         metrics = decision.metrics if decision else {}
         minutes = sum(stage.seconds for stage in ledger.stages(number)) / 60
         numbers = [f"{metrics[key]:.3f}" if key in metrics else "-" for key in COLUMNS]
         outcome = OUTCOMES.get(decision.outcome, decision.outcome) if decision else "open"
-        table.add_row(str(number), outcome, *numbers, f"{minutes:.1f}")
+        table.add_row(str(number), outcome, *numbers, f"{minutes:.1f}", end_section=number in rebased)
+        if number in rebased:
+            table.add_row("", "rebased", *["" for _ in COLUMNS], "", end_section=True)
     console.print(table)
-    champion = ledger.champion()
-    console.print(f"champion  policy {champion.digest[:12]}, version {_version(home, name, ledger)}")
-    won = ledger.decision(ledger.champion_round())
+    champion = short(ledger.champion())
+    console.print(f"champion  policy {champion}, version {champion_version(home, name, ledger)}")
+    for record in rebased.values():
+        console.print(
+            f"rebased   after round {record.round}: champion {short(record.champion)} became trunk "
+            f"{short(record.trunk)}; from round {record.round + 1} on the initial policy is "
+            f"{short(record.policy)}, the first one on it",
+            soft_wrap=True,
+        )
+    won = ledger.won()
     if won is not None and GAIN in won.metrics:
         value, low, high = (won.metrics[f"{GAIN}{end}"] for end in ("", "_low", "_high"))
         console.print(

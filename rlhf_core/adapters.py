@@ -14,7 +14,16 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from rlhf_core.roles import AdapterFile, Lora, Pooling, fill_adapter, peft_settings, read_role, write_adapter
+from rlhf_core.roles import (
+    AdapterFile,
+    Lora,
+    Pooling,
+    fill_adapter,
+    merge,
+    peft_settings,
+    read_role,
+    write_adapter,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,6 +116,10 @@ class Adapters:
         finally:
             for weight, original in kept:
                 weight.data = original
+
+    def merge_into(self, role: str, bare: nn.Module) -> None:
+        """The adapter's update added to a bare model's weights."""
+        merge(bare, self.parameters(role), self._lora[role])
 
     def save(self, role: str, folder: Path, trunk: str, head: Pooling | None) -> None:
         """The adapter as plain peft reads it, and what it is."""

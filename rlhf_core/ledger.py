@@ -1,9 +1,10 @@
-"""A project's create-only history; the champion is a fold over it.
+"""A project's create-only history; its champion, and the trunk of each round, are folds over it.
 
     ledger/project.json             what the project is: trunk, first policy, prompts, settings, execution
     ledger/0007/opened.json         the round's resolved settings, its champion, its seed
     ledger/0007/<stage>.json        what the stage gave: never computed again in this round
     ledger/0007/decision.json       how the round ended; from here on it is history
+    ledger/rebase-0007.json         after round 7 the champion became the trunk of all rounds to come
 
 A record is there whole or not at all, and never changes.
 """
@@ -96,6 +97,27 @@ class DecisionRecord(Settings):
     decided_at: str
 
 
+class RebaseRecord(Settings):
+    """A champion that was merged into a new trunk; rounds before it keep the trunk that they had."""
+
+    round: int = Field(ge=1)
+    """The last round before it."""
+    key: str
+    """Of the recipe that merged it."""
+    trunk: ArtifactRef
+    """What the rounds to come compute on."""
+    policy: ArtifactRef
+    """The first policy on it, which changes nothing yet: champion, and initial policy, from here on."""
+    champion: ArtifactRef
+    """The policy that was merged."""
+    old_trunk: ArtifactRef
+    """What it was merged into."""
+    metrics: dict[str, float]
+    """How well the new trunk says what the champion said."""
+    mlflow_run_id: str
+    rebased_at: str
+
+
 RecordType = TypeVar("RecordType", bound=Settings)
 
 
@@ -174,20 +196,70 @@ class Ledger:
         """How a round ended, if it has."""
         return self._read(f"{number:04d}/decision", DecisionRecord)
 
+    def rebase(self, record: RebaseRecord) -> RebaseRecord:
+        """Go on from a new trunk, after the last round."""
+        if self.open_round_number() is not None or record.round != max(self.rounds(), default=0):
+            raise LedgerConflict(
+                f"a rebase after round {record.round}, and rounds {self.rounds()} were opened: "
+                "a round that has begun would change its trunk. What is recorded stands."
+            )
+        first = self._create(f"rebase-{record.round:04d}", record)
+        if (first.trunk.digest, first.policy.digest) != (record.trunk.digest, record.policy.digest):
+            raise LedgerConflict(
+                f"the project was rebased after round {record.round} already, onto trunk "
+                f"{first.trunk.digest[:12]} and not {record.trunk.digest[:12]}. What is recorded stands."
+            )
+        return first
+
+    def rebases(self) -> list[RebaseRecord]:
+        """Every rebase, in order."""
+        paths = sorted(self.root.glob("rebase-[0-9][0-9][0-9][0-9].json"))
+        return [RebaseRecord.model_validate_json(path.read_bytes()) for path in paths]
+
+    def rebase_before(self, number: int) -> RebaseRecord | None:
+        """The last rebase before a round; none where it is played on the project's first trunk."""
+        before = [record for record in self.rebases() if record.round < number]
+        return before[-1] if before else None
+
+    def anchor(self, number: int | None = None) -> dict[str, ArtifactRef]:
+        """`trunk` and initial `policy` of a round; of the next one, where none is named."""
+        wanted = len(self.rounds()) + 1 if number is None else number
+        rebased = self.rebase_before(wanted)
+        return {"trunk": rebased.trunk, "policy": rebased.policy} if rebased else self.project().inputs
+
+    def trunk_of(self, policy: ArtifactRef) -> ArtifactRef:
+        """The trunk that a policy of the project is at home on."""
+        for record in self.rebases():
+            if record.policy.digest == policy.digest:
+                return record.trunk
+        for number in self.rounds():
+            decision = self.decision(number)
+            if decision and decision.candidate and decision.candidate.digest == policy.digest:
+                return self.anchor(number)["trunk"]
+        return self.project().inputs["trunk"]
+
     def open_round_number(self) -> int | None:
         """The round that was opened and not decided."""
         undecided = [number for number in self.rounds() if self.decision(number) is None]
         return undecided[0] if undecided else None
 
     def champion(self) -> ArtifactRef:
-        """The policy in service: the first one, or what the last promoting round put there."""
-        decision = self.decision(self.champion_round())
-        return decision.candidate if decision and decision.candidate else self.project().inputs["policy"]
+        """The policy in service: the initial one, or what the last promoting round put there."""
+        decision = self.won()
+        return decision.candidate if decision and decision.candidate else self.anchor()["policy"]
+
+    def won(self) -> DecisionRecord | None:
+        """The decision that put the champion in service; none while that is the initial policy."""
+        rebased = self.rebases()
+        since = rebased[-1].round if rebased else 0
+        decisions = [self.decision(number) for number in self.rounds() if number > since]
+        promoted = [found for found in decisions if found and found.outcome == "promoted" and found.candidate]
+        return promoted[-1] if promoted else None
 
     def champion_round(self) -> int:
-        """The last promoting round; 0 while the first policy is in service."""
-        decisions = [(number, self.decision(number)) for number in self.rounds()]
-        return max((n for n, d in decisions if d and d.outcome == "promoted" and d.candidate), default=0)
+        """The round that put the champion in service, or after which the project was rebased; else 0."""
+        decision, rebased = self.won(), self.rebases()
+        return decision.round if decision else rebased[-1].round if rebased else 0
 
     def _create(self, name: str, record: RecordType) -> RecordType:
         path = self.root / f"{name}.json"

@@ -81,6 +81,12 @@ class OwnWeights:
         """Nothing to do: the weights are plain already."""
         yield
 
+    @torch.no_grad()
+    def merge_into(self, role: str, bare: nn.Module) -> None:
+        """The role's weights in the place of a bare model's."""
+        for name, parameter in bare.named_parameters():
+            parameter.copy_(self._weights[role][name])
+
     def save(self, role: str, folder: Path, trunk: str, head: Pooling | None) -> None:
         """The weights that differ from the base's, whole, and what they are."""
         changed = self._changed(role)

@@ -88,6 +88,9 @@ class RoleWeights(Protocol):
     def merged(self, role: str) -> AbstractContextManager[None]:
         """Inside the active role: its weights as plain ones, to be read only."""
 
+    def merge_into(self, role: str, bare: nn.Module) -> None:
+        """Make a bare model of the base, in float32, what the role is; for good."""
+
     def save(self, role: str, folder: Path, trunk: str, head: Pooling | None) -> None:
         """Write the role's weights, and what they are, for the trunk of this digest."""
 

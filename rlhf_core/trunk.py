@@ -105,6 +105,13 @@ class Trunk(ForwardPasses):
         with torch.no_grad(), self.role(role), self._held.merged(role):
             yield
 
+    def merge_into(self, role: str, bare: nn.Module) -> None:
+        """Make a bare model, the trunk's own weights in float32, what the role is; its head is left out.
+
+        Float32 because an update that is small beside its weight would be rounded away: cast afterwards.
+        """
+        self._held.merge_into(role, bare)
+
     def save_role(self, role: str, folder: Path) -> None:
         """Weights, head and settings of a role; equal roles give equal bytes."""
         self._held.save(role, folder, self.digest, self._pooling(role))

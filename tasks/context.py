@@ -46,6 +46,7 @@ COMPUTING = frozenset(
         "policy_update",
         "measurement",
         "comparison",
+        "rebase",
     )
 )
 
@@ -76,8 +77,8 @@ class Round:
         return derive_seed(self.record.seed, name, self.number)
 
     def artifact(self, role: str) -> ArtifactRef:
-        """What the project started from: its trunk, its first policy."""
-        return self.project.ledger.project().inputs[role]
+        """What the round is anchored to: `trunk`, and the initial `policy` on it."""
+        return self.project.ledger.anchor(self.number)[role]
 
     def run(
         self,

@@ -44,3 +44,14 @@ def label_pool(round: Round, preferences: ArtifactRef) -> list[ArtifactRef]:
         if number < round.number and (record := round.project.ledger.stage(number, "preferences"))
     ]
     return [*earlier, preferences]
+
+
+def initial_labels(round: Round) -> dict[str, ArtifactRef]:
+    """The labels on samples of the initial policy, where those are not the project's first ones.
+
+    The first round after a rebase samples the new trunk's first policy.
+    """
+    ledger = round.project.ledger
+    rebased = ledger.rebase_before(round.number)
+    given = ledger.stage(rebased.round + 1, "preferences") if rebased else None
+    return {"initial_preferences": given.outputs["preferences"]} if given else {}

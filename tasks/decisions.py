@@ -6,11 +6,11 @@ from typing import NoReturn
 
 from rlhf_core.artifacts import ArtifactRef
 from rlhf_core.gates import Gate, judge
-from rlhf_core.ledger import DecisionRecord, GateResult
+from rlhf_core.ledger import DecisionRecord, GateResult, RebaseRecord
 from rlhf_core.stages.promotion import Decision, Promotion
 from rlhf_core.stages.reward_validation import RewardReport
 from tasks.context import Round, RoundEnded
-from tasks.project import Project
+from tasks.project import Project, journal_of
 from tasks.registry import RegisteredKind
 
 TRACKING_BEHIND = "TrackingBehind"
@@ -117,8 +117,11 @@ def follow_ledger(project: Project) -> int | None:
         tags,
         "The initial policy: the trunk, unchanged.",
     )
+    rebased = {record.round: record for record in project.ledger.rebases()}
     for number in project.ledger.rounds():
         _follow_round(project, number)
+        if number in rebased:
+            _follow_rebase(project, rebased[number])
     champion = project.registry.version_of(
         "policy", project.ledger.champion().digest, project.ledger.champion_round()
     )
@@ -172,6 +175,28 @@ def _follow_round(project: Project, number: int) -> None:
             tags,
             description,
         )
+
+
+def _follow_rebase(project: Project, record: RebaseRecord) -> None:
+    """The version of the first policy on a new trunk."""
+    journal = journal_of(project.home, record.key)
+    run_id = (journal.run_id if journal else "") or record.mlflow_run_id or project.run_id(record.round)
+    parent = project.registry.version_of("policy", record.champion.digest)
+    tags = {
+        "rlhf.round": str(record.round),
+        "rlhf.digest": record.policy.digest,
+        "rlhf.key": record.policy.key,
+        "rlhf.outcome": "rebased",
+        "rlhf.parent_version": str(parent),
+        "rlhf.parent_digest": record.champion.digest,
+        "rlhf.trunk": record.trunk.digest,
+        "rlhf.rebased_from_trunk": record.old_trunk.digest,
+    }
+    description = (
+        f"Version {parent}, merged after round {record.round} into trunk {record.trunk.digest[:12]}: the "
+        "initial policy of all later rounds."
+    )
+    _register(project, "policy", record.policy, run_id, tags, description)
 
 
 def _run_id(project: Project, number: int, stage: str) -> str:

@@ -1,6 +1,7 @@
 """What follows a decision: registry, report, the round's MLflow run; all may be done again at any time."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +11,7 @@ from prefect.context import FlowRunContext
 
 from rlhf_core.alarms import MonitorsReport
 from rlhf_core.evals.held_out import by_metric
-from rlhf_core.ledger import DecisionRecord
+from rlhf_core.ledger import DecisionRecord, RebaseRecord
 from rlhf_core.metrics import read_lines
 from rlhf_core.records import Completion, LookedAt, Measurement
 from rlhf_core.report.page import write_report
@@ -24,7 +25,7 @@ from tasks.decisions import follow_ledger
 from tasks.journal import Measured, Stored
 from tasks.mlflow_store import TrackingUnavailable
 from tasks.project import Project
-from tasks.reports import FINISHED, report_folder
+from tasks.reports import FINISHED, rebase_told, report_folder, unfinished, untold
 from tasks.tracking import NOTE
 
 NUM_SAMPLES = 10
@@ -42,15 +43,37 @@ def finish_round(project: Project, number: int) -> None:
     if FlowRunContext.get() is not None:
         create_markdown_artifact(page.read_text(), key=f"{project.name}-round-{number:04d}".replace("_", "-"))
     _tell_decision(project, number, folder)
+    if _followed(project, lambda: link_stages(project, number)):
+        (folder / FINISHED).write_text("")
+
+
+def finish_rebase(project: Project, record: RebaseRecord) -> None:
+    """MLflow's registry says what the ledger says of a rebase; else the next command lets it."""
+    if _followed(project):
+        told = rebase_told(project.home, project.name, record)
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.write_text("")
+
+
+def finish_what_was_left(project: Project) -> None:
+    """Rounds and rebases that are decided, and that an interruption left half told."""
+    for number in unfinished(project.home, project.ledger):
+        finish_round(project, number)
+    for record in untold(project.home, project.ledger):
+        finish_rebase(project, record)
+
+
+def _followed(project: Project, further: Callable[[], None] = lambda: None) -> bool:
+    """Whether MLflow knows all of the journals and of the ledger; it says so where it does not."""
     if not project.teller.settle():
-        return
+        return False
     try:
         follow_ledger(project)
-        link_stages(project, number)
+        further()
     except TrackingUnavailable as error:
         project.display.alarm("MLflow", str(error))
-        return
-    (folder / FINISHED).write_text("")
+        return False
+    return True
 
 
 def _tell_decision(project: Project, number: int, folder: Path) -> None:
@@ -96,6 +119,7 @@ def view(project: Project, number: int) -> RoundView:
     ledger = project.ledger
     record, decision = ledger.round(number), ledger.decision(number)
     assert record is not None and decision is not None
+    rebased = ledger.rebase_before(number)
     rewards = _read(project, number, "reward_validation", "reward_report", RewardReport)
     comparison = _read(project, number, "comparison", "comparison", ComparisonReport)
     return RoundView(
@@ -119,6 +143,7 @@ def view(project: Project, number: int) -> RoundView:
         monitors=_read(project, number, "policy_update", "monitors", MonitorsReport),
         selection=_read(project, number, "policy_update", "selection", Selection),
         looked_at=_looked_at(project, number),
+        rebased_after=rebased.round if rebased else None,
     )
 
 

@@ -83,6 +83,7 @@ def open_round(project: Project, number: int, settings: Settings, seed: int, sou
         "prefect.flow_run_id": flow_run_id,
         "prefect.flow_run_url": str(flow_run.ui_url or ""),
         "rlhf.champion": champion.digest,
+        "rlhf.trunk": project.ledger.anchor(number)["trunk"].digest,
         "rlhf.prompt_source": sources.prompts.digest,
         "rlhf.settings_sha256": hashlib.sha256(settings_yaml.encode()).hexdigest(),
         **around.tags(),

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rlhf_core.artifacts import ArtifactRef, Store
 from rlhf_core.ledger import Ledger
-from rlhf_core.settings import Execution, Json
+from rlhf_core.settings import Execution, Json, parse_settings
 from rlhf_core.stages import job_key
 from rlhf_core.stages.context import Job
 from tasks.journal import Journal, Journals
@@ -91,6 +91,12 @@ class Project:
             ),
             key,
         )
+
+
+def execution_of(ledger: Ledger) -> Execution:
+    """Where and how fast a project computes, as it was opened."""
+    held = ledger.project().settings.get("execution", {})
+    return parse_settings(Execution, held if isinstance(held, dict) else {})
 
 
 def journals_of(home: Path, name: str) -> Journals:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rlhf_core.artifacts import ArtifactRef, Store
 from rlhf_core.ledger import PROJECT_NAME, Ledger
 from rlhf_core.records import Prompt
-from rlhf_core.settings import Execution, InvalidSettings
+from rlhf_core.settings import InvalidSettings
 from rlhf_core.sources import read_rows
+from tasks.project import execution_of
 from tasks.registry import Registry
 from tasks.tracking import Tracker
 
@@ -64,23 +65,27 @@ def _by_alias(ledger: Ledger, alias: str) -> ArtifactRef:
     if alias == "champion":
         return ledger.champion()
     if alias == "initial":
-        return ledger.project().inputs["policy"]
-    if alias == "previous" and (won := ledger.champion_round()):
-        decision = ledger.decision(won)
-        assert decision is not None
-        return decision.parent
+        return ledger.anchor()["policy"]
+    if alias == "previous" and (before := _previous(ledger)):
+        return before
     if alias == "candidate" and candidates:
         return candidates[max(candidates)]
     number = int(alias.removeprefix("round-")) if alias.startswith("round-") else 0
     if number in candidates:
         return candidates[number]
     known = [f"round-{n}" for n in candidates]
-    promoted = ["previous"] if ledger.champion_round() else []
+    promoted = ["previous"] if _previous(ledger) else []
     latest = ["candidate"] if candidates else []
     raise InvalidSettings(
         f"project {ledger.name!r} has no policy @{alias}; it has: "
         f"{', '.join(['champion', 'initial', *promoted, *latest, *known])}"
     )
+
+
+def _previous(ledger: Ledger) -> ArtifactRef | None:
+    """The champion before the present one: what it was compared with, or what was merged into its trunk."""
+    won, rebased = ledger.won(), ledger.rebases()
+    return won.parent if won else rebased[-1].champion if rebased else None
 
 
 def held_out_prompts(home: Path, project: str, limit: int) -> list[Prompt]:
@@ -105,11 +110,11 @@ class Speakers:
         trunks: dict[str, Trunk] = {}
         self._roles: list[tuple[Trunk, str]] = []
         for number, policy in enumerate(policies):
-            record = Ledger(home / "projects", policy.project).project()
-            trunk_ref = record.inputs["trunk"]
+            ledger = Ledger(home / "projects", policy.project)
+            trunk_ref = ledger.trunk_of(policy.ref)
             if trunk_ref.digest not in trunks:
-                execution = Execution.model_validate(record.settings["execution"])
-                trunks[trunk_ref.digest] = open_trunk(store.open(trunk_ref), trunk_ref.digest, execution)
+                folder = store.open(trunk_ref)
+                trunks[trunk_ref.digest] = open_trunk(folder, trunk_ref.digest, execution_of(ledger))
             trunk, role = trunks[trunk_ref.digest], f"policy-{number}"
             trunk.load_role(role, store.open(policy.ref))
             self._roles.append((trunk, role))

@@ -9,6 +9,7 @@ from rlhf_core.stages.policy_update import PolicyUpdate
 from rlhf_core.stages.reward_modeling import RewardModeling
 from rlhf_core.stages.reward_validation import RewardValidation, RewardValidationJob
 from tasks.context import Round
+from tasks.data import initial_labels
 
 
 def _pool(labels: Sequence[ArtifactRef]) -> dict[str, ArtifactRef]:
@@ -16,8 +17,8 @@ def _pool(labels: Sequence[ArtifactRef]) -> dict[str, ArtifactRef]:
 
 
 def train_reward_model(round: Round, labels: Sequence[ArtifactRef], settings: RewardModeling) -> ArtifactRef:
-    """A fresh reward model on all labels."""
-    inputs = {"trunk": round.artifact("trunk"), **_pool(labels)}
+    """A fresh reward model on all labels; 0 is the mean of its scores on the initial policy's samples."""
+    inputs = {"trunk": round.artifact("trunk"), **_pool(labels), **initial_labels(round)}
     return round.run("reward_modeling", settings, inputs)["reward_model"]
 
 

@@ -21,6 +21,7 @@ FILE_LINES = 300
 FUNCTION_LINES = 60
 AREAS = (
     "sft",
+    "rebase",
     "objective",
     "policy",
     "value",

@@ -29,7 +29,7 @@ class KLKnobs(Settings):
     """Completions over which the steering takes effect; a smaller one steers harder."""
 
     reference: Literal["initial", "champion"] = "initial"
-    """The policy that KL is measured to: the project's first one, or the one in service."""
+    """The policy that KL is measured to: the initial one, the first on its trunk, or the one in service."""
     refresh_steps: int = Field(default=0, ge=0)
     """Steps after which the reference moves to the current policy, each time; 0 leaves it where it is."""
     refresh_mixing: float = Field(default=1.0, gt=0, le=1)

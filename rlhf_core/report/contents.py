@@ -76,6 +76,16 @@ class Plot:
     figure: Figure
 
 
+def anchored(view: RoundView) -> str:
+    """What the initial policy is, where it is not the project's first one; else nothing."""
+    if view.rebased_after is None:
+        return ""
+    return (
+        f"The project was rebased after round {view.rebased_after}: the initial policy is the champion of "
+        "then, merged into a new trunk, and every number against it starts anew from there."
+    )
+
+
 def policy_rows(view: RoundView) -> list[Row]:
     """The numbers of the candidate."""
     return [(text, view.comparison.get(name)) for name, text in POLICY_ROWS.items()]

@@ -17,6 +17,7 @@ from rlhf_core.report.contents import (
     SHORT_DIGEST,
     Plot,
     Row,
+    anchored,
     monitor_examples,
     monitor_rows,
     policy_rows,
@@ -73,6 +74,8 @@ def html_page(view: RoundView, plots: Sequence[Plot]) -> str:
 def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[Html]:
     measured = {**view.reward_model_metrics, **view.comparison}
     yield _decision(view.outcome, view.gates)
+    if anchor := anchored(view):
+        yield tag("p", anchor, class_="muted")
     cards = (_card(*key, measured) for key in KEY_NUMBERS)
     yield _section("Key numbers", *cards, class_="cards", reading=READ_CARDS)
     yield _section("Gates", _gates(view.gates, measured), reading=READ_GATES if view.gates else "")

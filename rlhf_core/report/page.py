@@ -20,6 +20,7 @@ from rlhf_core.report.contents import (
     SHORT_DIGEST,
     Plot,
     Row,
+    anchored,
     figures,
     monitor_examples,
     monitor_rows,
@@ -51,6 +52,8 @@ def write_report(view: RoundView, folder: Path) -> Path:
 def _sections(view: RoundView, plots: Sequence[Plot]) -> Iterator[str]:
     yield f"# {escape(view.project)}, round {view.round}"
     yield _decision(view.outcome, view.gates)
+    if anchor := anchored(view):
+        yield anchor
     yield "## The policy"
     yield _estimates(policy_rows(view))
     yield "## The reward model"

@@ -75,3 +75,5 @@ class RoundView:
     """Which step of it is the candidate, and why."""
     looked_at: list[LookedAt] = field(default_factory=list)
     """Completions of the policy update, from its first step to its last."""
+    rebased_after: int | None = None
+    """The round whose champion the initial policy is; None where it is the project's first policy."""

@@ -30,6 +30,7 @@ STAGES = (
     "measurement",
     "comparison",
     "promotion",
+    "rebase",
 )
 
 

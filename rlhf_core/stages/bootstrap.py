@@ -5,7 +5,6 @@ float32, and only then are they cast.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -14,12 +13,12 @@ from pydantic import Field
 from rlhf_core.algorithms.demonstrations import Split, TokenRows, tokenised
 from rlhf_core.algorithms.sft import ROLE, SFT, fine_tune, held_out_loss, laid_out
 from rlhf_core.artifacts import canonical, derive_seed
-from rlhf_core.models import Base, BaseModel, PackagedGGUF, TextCodec, load_base, save_base
+from rlhf_core.models import Base, BaseModel, PackagedGGUF, TextCodec, load_base
 from rlhf_core.records import Demonstration
 from rlhf_core.roles import merge
 from rlhf_core.settings import Execution, InvalidSettings, Settings, Weights
 from rlhf_core.sources import demonstrations, read_rows
-from rlhf_core.stages.context import StageContext, TrunkFile, open_trunk, trunk_on
+from rlhf_core.stages.context import StageContext, TrunkFile, trunk_on
 from rlhf_core.trunk import Lora
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ NAME, VERSION = "bootstrap", 2
 
 
 class Bootstrap(Settings):
-    """The base of a project, fixed for its life."""
+    """The base of a project, fixed until it is rebased."""
 
     base: BaseModel = PackagedGGUF()
     """Where the base model comes from; an instruct model needs no supervised fine-tuning first."""
@@ -139,20 +138,13 @@ def run(context: StageContext) -> None:
         base = load_base(settings.base, dtype)
     else:
         base, held_out = fine_tuned(context, settings, settings.sft, dtype)
-    with context.output("trunk", "trunk") as folder:
-        (folder / "model").mkdir()
-        save_base(base, folder / "model")
-        said = TrunkFile(dtype=settings.dtype, length_bucket=settings.length_bucket, weights=settings.weights)
-        (folder / "trunk.json").write_text(json.dumps(said.model_dump(exclude_defaults=True), sort_keys=True))
+    said = TrunkFile(dtype=settings.dtype, length_bucket=settings.length_bucket, weights=settings.weights)
+    trunk = context.write_trunk(base, said)
     context.sink.progress(1, 2, "writing the first policy")
-    made = context.outputs["trunk"]
-    trunk = open_trunk(context.store.open(made), made.digest, context.job.execution)
     merged = held_out_loss(trunk, "reference", laid_out(held_out, trunk, packing=False))
     if merged is not None:
         context.summary({"sft/held_out_loss_merged": merged})
-    trunk.add_role("policy", settings.lora, context.seed)
-    with context.output("policy", "policy") as folder:
-        trunk.save_role("policy", folder)
+    context.write_first_policy(trunk, settings.lora)
     context.sink.progress(2, 2, "done")
 
 

@@ -1,5 +1,6 @@
 """What a stage is handed: its job, its inputs as folders, places to write to, and a sink for its numbers."""
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from rlhf_core.settings import Execution, Json, Settings, Weights
 
 if TYPE_CHECKING:
     from rlhf_core.models import Base
-    from rlhf_core.trunk import Trunk
+    from rlhf_core.trunk import Lora, Trunk
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -100,13 +101,36 @@ class StageContext:
         """The project's trunk on the device of this job, with no role yet."""
         return open_trunk(self.input("trunk"), self.job.inputs["trunk"].digest, self.job.execution)
 
+    def write_trunk(self, base: "Base", described: TrunkFile) -> "Trunk":
+        """A base as the artifact `trunk`; opened again from there, with no role yet."""
+        from rlhf_core.models import save_base
+
+        with self.output("trunk", "trunk") as folder:
+            (folder / "model").mkdir()
+            save_base(base, folder / "model")
+            said = json.dumps(described.model_dump(exclude_defaults=True), sort_keys=True)
+            (folder / "trunk.json").write_text(said)
+        made = self.outputs["trunk"]
+        return open_trunk(self.store.open(made), made.digest, self.job.execution)
+
+    def write_first_policy(self, trunk: "Trunk", lora: "Lora") -> None:
+        """The artifact `policy` that changes nothing of a new trunk yet."""
+        trunk.add_role("policy", lora, self.seed)
+        with self.output("policy", "policy") as folder:
+            trunk.save_role("policy", folder)
+
+
+def described_in(folder: Path) -> TrunkFile:
+    """What the folder of a trunk says of it."""
+    return TrunkFile.model_validate_json((folder / "trunk.json").read_bytes())
+
 
 def open_trunk(folder: Path, digest: str, execution: Execution) -> "Trunk":
     """The trunk in an artifact's folder, with no role yet, on the device that `execution` names."""
     from rlhf_core.hardware import torch_dtype
     from rlhf_core.models import load_trunk
 
-    described = TrunkFile.model_validate_json((folder / "trunk.json").read_bytes())
+    described = described_in(folder)
     base = load_trunk(folder / "model", torch_dtype(described.dtype))
     return trunk_on(base, digest, described.length_bucket, execution, described.weights)
 

@@ -27,7 +27,7 @@ class PolicyUpdate(Settings):
     sampling: Sampling = Sampling()
     """How rollouts are drawn; its temperature is that of every log-probability."""
     start_from: Literal["champion", "initial"] = "champion"
-    """The policy that is changed: the one in service, or the project's first one."""
+    """The policy that is changed: the one in service, or the initial one: the first on its trunk."""
     watched: RuleReward | None = None
     """A gold score to draw beside the proxy over the steps; looked at by people, seen by no loss."""
     monitors: Monitors = Monitors()

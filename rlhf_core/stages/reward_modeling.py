@@ -5,6 +5,7 @@ Stiennon et al., 2020, section 3.4; all pairs of a prompt in one minibatch, each
 """
 
 from functools import partial
+from pathlib import Path
 
 import torch
 from pydantic import Field
@@ -65,10 +66,16 @@ def run(context: StageContext) -> None:
     probe(trunk, batch, settings.probe_decay)
     if settings.num_epochs:
         fit(trunk, batch, settings, context)
-    reference = read_rows(context.inputs("preferences")[0] / "completions.parquet", Completion)
+    reference = read_rows(labels_of_the_initial_policy(context) / "completions.parquet", Completion)
     normalise(trunk, reference[: settings.normaliser_samples])
     with context.output("reward_model", "reward_model") as folder:
         trunk.save_role("reward", folder)
+
+
+def labels_of_the_initial_policy(context: StageContext) -> Path:
+    """Those of the first round; after a rebase those of the first one on the new trunk, a role apart."""
+    own = "initial_preferences"
+    return context.input(own) if own in context.job.inputs else context.inputs("preferences")[0]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_two_rounds_give_what_the_contract_says(first: dict[str, Any], home: Path) -> None:
-    assert set(first) == {"project", "home", "champion", "rounds"}
+    assert set(first) == {"project", "home", "champion", "rebases", "rounds"}
     assert [round["round"] for round in first["rounds"]] == [1, 2]
     for round in first["rounds"]:
         assert round["outcome"] in ("promoted", "rejected")

@@ -5,7 +5,15 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.artifacts import ArtifactRef
-from rlhf_core.ledger import DecisionRecord, Ledger, LedgerConflict, ProjectRecord, RoundRecord, StageRecord
+from rlhf_core.ledger import (
+    DecisionRecord,
+    Ledger,
+    LedgerConflict,
+    ProjectRecord,
+    RebaseRecord,
+    RoundRecord,
+    StageRecord,
+)
 
 
 def policy(number: int) -> ArtifactRef:
@@ -57,6 +65,98 @@ def stage_record(stage: str, output: ArtifactRef, seconds: float = 1.0) -> Stage
     return StageRecord(
         stage=stage, key="k", outputs={"out": output}, cached=False, seconds=seconds, mlflow_run_id="m"
     )
+
+
+def trunk(number: int) -> ArtifactRef:
+    return ArtifactRef(kind="trunk", digest=f"{number + 256:064x}", key=f"trunk-{number}")
+
+
+def rebase(ledger: Ledger, number: int, onto: int) -> RebaseRecord:
+    """After a round, onto trunk `onto` with a first policy of ten times that number."""
+    return ledger.rebase(
+        RebaseRecord(
+            round=number,
+            key="k",
+            trunk=trunk(onto),
+            policy=policy(10 * onto),
+            champion=ledger.champion(),
+            old_trunk=ledger.anchor()["trunk"],
+            metrics={},
+            mlflow_run_id="m",
+            rebased_at="2026-01-01T00:00:00Z",
+        )
+    )
+
+
+@pytest.fixture
+def twice_rebased(tmp_path: Path) -> Ledger:
+    """Rejected, promoted; rebased; rejected, promoted, rejected; rebased; rejected."""
+    ledger = Ledger(tmp_path, "rebased")
+    inputs = {"trunk": trunk(0), "policy": policy(0)}
+    ledger.open_project(ProjectRecord(name="rebased", settings={}, base="tiny", inputs=inputs))
+    story = ["rejected", "promoted", "rebase", "rejected", "promoted", "rejected", "rebase", "rejected"]
+    number = onto = 0
+    for what in story:
+        if what == "rebase":
+            onto += 1
+            rebase(ledger, number, onto)
+        else:
+            number += 1
+            open_round(ledger, number)
+            decide(ledger, number, what, policy(100 + number))
+    return ledger
+
+
+def test_a_round_keeps_the_trunk_that_was_there_when_it_was_played(twice_rebased: Ledger) -> None:
+    found = {number: twice_rebased.anchor(number) for number in twice_rebased.rounds()}
+    assert {number: anchor["trunk"] for number, anchor in found.items()} == {
+        1: trunk(0), 2: trunk(0), 3: trunk(1), 4: trunk(1), 5: trunk(1), 6: trunk(2)
+    }  # fmt: skip
+    assert [found[number]["policy"] for number in (2, 3, 6)] == [policy(0), policy(10), policy(20)]
+    assert twice_rebased.anchor() == {"trunk": trunk(2), "policy": policy(20)}
+    assert [twice_rebased.rebase_before(number) for number in (2, 3)] == [None, twice_rebased.rebases()[0]]
+
+
+def test_after_a_rebase_the_first_policy_on_the_new_trunk_is_champion_until_a_round_promotes(
+    twice_rebased: Ledger,
+) -> None:
+    champions = [found.champion for n in twice_rebased.rounds() if (found := twice_rebased.round(n))]
+    assert champions == [policy(0), policy(0), policy(10), policy(10), policy(104), policy(20)]
+    assert [record.champion for record in twice_rebased.rebases()] == [policy(102), policy(104)]
+    assert [record.old_trunk for record in twice_rebased.rebases()] == [trunk(0), trunk(1)]
+    assert (twice_rebased.champion(), twice_rebased.won(), twice_rebased.champion_round()) == (
+        policy(20),
+        None,
+        5,
+    )
+    open_round(twice_rebased, 7)
+    promoted = decide(twice_rebased, 7, "promoted", policy(107))
+    assert twice_rebased.won() == promoted
+    assert (twice_rebased.champion(), twice_rebased.champion_round()) == (policy(107), 7)
+
+
+def test_every_policy_is_at_home_on_one_trunk(twice_rebased: Ledger) -> None:
+    homes = {0: 0, 101: 0, 102: 0, 10: 1, 103: 1, 104: 1, 105: 1, 20: 2, 106: 2}
+    assert {number: twice_rebased.trunk_of(policy(number)) for number in homes} == {
+        number: trunk(home) for number, home in homes.items()
+    }
+
+
+def test_no_round_that_has_begun_changes_its_trunk(twice_rebased: Ledger) -> None:
+    with pytest.raises(LedgerConflict, match="a rebase after round 5, and rounds"):
+        rebase(twice_rebased, 5, 3)
+    open_round(twice_rebased, 7)
+    with pytest.raises(LedgerConflict, match="would change its trunk"):
+        rebase(twice_rebased, 7, 3)
+    assert len(twice_rebased.rebases()) == 2
+
+
+def test_a_rebase_stands_and_an_equal_one_adopts_it(twice_rebased: Ledger) -> None:
+    first = rebase(twice_rebased, 6, 3)
+    assert rebase(twice_rebased, 6, 3) == first
+    with pytest.raises(LedgerConflict, match="rebased after round 6 already"):
+        rebase(twice_rebased, 6, 4)
+    assert twice_rebased.rebases()[-1] == first
 
 
 def test_a_project_is_created_once(ledger: Ledger, tmp_path: Path) -> None:

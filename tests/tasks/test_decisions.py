@@ -7,11 +7,12 @@ import pytest
 from rlhf_core.alarms import Alarm, MonitorsReport
 from rlhf_core.artifacts import ArtifactRef
 from rlhf_core.gates import Estimate, Gate, PromotionGate
-from rlhf_core.ledger import DecisionRecord, StageRecord
+from rlhf_core.ledger import DecisionRecord, RebaseRecord, StageRecord
 from rlhf_core.stages.comparison import ComparisonReport
 from rlhf_core.stages.promotion import Decision, Promotion
 from rlhf_core.stages.reward_validation import RewardReport
 from tasks.context import Round, RoundEnded, _do
+from tasks.data import initial_labels, label_pool
 from tasks.decisions import accept, evidence, follow_ledger
 from tasks.project import Project
 from tests.tasks.conftest import files
@@ -79,6 +80,73 @@ def test_the_registry_follows_the_ledger(project: Project, open_round: Callable[
     assert third["rlhf.parent_version"] == "2"
     assert third["rlhf.parent_digest"] == better.digest
     assert third["rlhf.reward_model_version"] == "2"
+
+
+def rebase(project: Project, number: int) -> RebaseRecord:
+    """After a round: a new trunk and a first policy on it."""
+    return project.ledger.rebase(
+        RebaseRecord(
+            round=number,
+            key="no journal has it",
+            trunk=files(project, "trunk", f"after {number}"),
+            policy=files(project, "policy", f"after {number}"),
+            champion=project.ledger.champion(),
+            old_trunk=project.ledger.anchor()["trunk"],
+            metrics={},
+            mlflow_run_id="",
+            rebased_at="now",
+        )
+    )
+
+
+def test_the_registry_follows_a_rebase(project: Project, open_round: Callable[[int], Round]) -> None:
+    better, next_ = (files(project, "policy", name) for name in ("better", "next"))
+    decide(open_round(1), "promoted", better)
+    decide(open_round(2), "rejected", files(project, "policy", "worse"))
+    record = rebase(project, 2)
+    assert [follow_ledger(project), follow_ledger(project)] == [4, 4]
+    assert project.registry.alias("policy", "champion") == 4
+    tags = project.tracker.client.get_model_version(f"{project.name}.policy", "4").tags
+    assert tags["rlhf.outcome"] == "rebased" and tags["rlhf.digest"] == record.policy.digest
+    assert (tags["rlhf.parent_version"], tags["rlhf.parent_digest"]) == ("2", better.digest)
+    first = project.ledger.project().inputs["trunk"].digest
+    assert (tags["rlhf.rebased_from_trunk"], tags["rlhf.trunk"]) == (first, record.trunk.digest)
+
+    decide(open_round(3), "promoted", next_)
+    assert follow_ledger(project) == 5
+    tags = project.tracker.client.get_model_version(f"{project.name}.policy", "5").tags
+    assert tags["rlhf.parent_version"] == "4"
+
+
+def test_the_versions_of_a_registry_that_is_made_anew_have_the_same_numbers(
+    project: Project, open_round: Callable[[int], Round]
+) -> None:
+    # Told to MLflow for the first time when all of it has happened, as `rlhf replay` does.
+    decide(open_round(1), "promoted", files(project, "policy", "better"))
+    rebase(project, 1)
+    decide(open_round(2), "promoted", files(project, "policy", "next"))
+    assert follow_ledger(project) == 4
+    outcomes = {number: outcome for number, (outcome, _) in versions(project, "policy").items()}
+    assert outcomes == {1: "initial", 2: "promoted", 3: "rebased", 4: "promoted"}
+
+
+def test_a_reward_model_on_a_new_trunk_is_normalised_on_samples_of_its_initial_policy(
+    project: Project, open_round: Callable[[int], Round]
+) -> None:
+    before = open_round(1)
+    decide(before, "promoted", files(project, "policy", "better"))
+    rebase(project, 1)
+    first = open_round(2)
+    decide(first, "rejected", files(project, "policy", "worse"))
+    later = open_round(3)
+    of_second = {"initial_preferences": files(project, "preferences", "labels 2")}
+    assert [initial_labels(round) for round in (before, first, later)] == [{}, of_second, of_second]
+    # All labels train it, those on the old trunk's completions too.
+    newest = files(project, "preferences", "labels 3")
+    assert label_pool(later, newest) == [
+        *(files(project, "preferences", f"labels {number}") for number in (1, 2)),
+        newest,
+    ]
 
 
 def test_an_undecided_round_registers_the_initial_policy_alone(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts import ArtifactRef
-from rlhf_core.ledger import DecisionRecord, Ledger, ProjectRecord, RoundRecord
+from rlhf_core.ledger import DecisionRecord, Ledger, ProjectRecord, RebaseRecord, RoundRecord
 from rlhf_core.settings import InvalidSettings
 from tasks.talk import find_policy, held_out_prompts
 
@@ -71,6 +71,27 @@ def test_an_alias_is_read_from_the_ledger(home: Path, name: str, meant: Artifact
     found = find_policy(home, name)
     assert (found.ref, found.project) == (meant, "demo")
     assert found.name == (name if "@" in name else "demo@champion")
+
+
+def test_after_a_rebase_initial_and_champion_are_the_first_policy_on_the_new_trunk(home: Path) -> None:
+    ledger = Ledger(home / "projects", "demo")
+    ledger.rebase(
+        RebaseRecord(
+            round=4,
+            key="k",
+            trunk=ArtifactRef(kind="trunk", digest="b" * 64, key="k"),
+            policy=policy("5"),
+            champion=SECOND,
+            old_trunk=ArtifactRef(kind="trunk", digest="a" * 64, key="k"),
+            metrics={},
+            mlflow_run_id="m",
+            rebased_at="now",
+        )
+    )
+    meant = {alias: find_policy(home, f"demo@{alias}").ref for alias in ("champion", "initial", "previous")}
+    assert meant == {"champion": policy("5"), "initial": policy("5"), "previous": SECOND}
+    assert find_policy(home, "demo@candidate").ref == FOURTH
+    assert find_policy(home, "demo@round-1").ref == FIRST
 
 
 @pytest.mark.parametrize(

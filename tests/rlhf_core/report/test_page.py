@@ -148,6 +148,14 @@ def test_a_round_that_ended_before_its_policy_says_what_it_lacks(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md"]
 
 
+def test_a_round_after_a_rebase_says_what_its_initial_policy_is(tmp_path: Path) -> None:
+    said = "The project was rebased after round 3: the initial policy is the champion of then"
+    page = _page(replace(VIEW, rebased_after=3), tmp_path)
+    assert page.splitlines()[4].startswith(said)
+    assert said in (tmp_path / "report.html").read_text()
+    assert "rebased" not in _page(VIEW, tmp_path) + (tmp_path / "report.html").read_text()
+
+
 def test_an_end_without_a_sentence_of_its_own_is_named(tmp_path: Path) -> None:
     page = _page(replace(ENDED_EARLY, outcome="stale", gates=[]), tmp_path)
     assert page.splitlines()[2] == "Ended as **stale**. No gate was judged."

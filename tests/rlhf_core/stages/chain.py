@@ -14,6 +14,7 @@ from rlhf_core.stages.bootstrap import BootstrapJob
 from rlhf_core.stages.comparison import Compare
 from rlhf_core.stages.context import Job, open_trunk
 from rlhf_core.stages.preferences import PreferencesJob
+from rlhf_core.stages.rebase import Rebase
 from rlhf_core.stages.reward_validation import RewardValidationJob
 from rlhf_core.trunk import Trunk
 
@@ -85,7 +86,7 @@ class Chain:
 
 
 def play(chain: Chain, *overrides: str) -> RunSettings:
-    """Every stage of a first round, from the base model to the decision."""
+    """Every stage of a first round, from the base model to the decision, and the candidate as a new trunk."""
     run = load_run_file(RUN_FILE, (*SMALLER, *overrides))
     started = chain.run("bootstrap", BootstrapJob(**run.bootstrap.model_dump(), fingerprint="tiny"), {})
     trunk = {"trunk": started["trunk"]}
@@ -130,6 +131,8 @@ def play(chain: Chain, *overrides: str) -> RunSettings:
     )
     seen = {"monitors": candidate["monitors"]}
     chain.run("promotion", run.promotion, {**chain.made["comparison"], **seen})
+    new = {"policy": candidate["policy"], "measured": measured["candidate"]}
+    chain.run("rebase", Rebase(lora=run.bootstrap.lora), {**trunk, **new})
     return run
 
 

@@ -30,6 +30,7 @@ MADE = {
     "measurement.candidate": {"measurements": "measurements"},
     "comparison": {"comparison": "comparison"},
     "promotion": {"decision": "decision"},
+    "rebase": {"trunk": "trunk", "policy": "policy"},
 }
 
 
