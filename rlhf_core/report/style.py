@@ -45,10 +45,11 @@ code, pre {{ font: .85rem/1.45 ui-monospace, monospace; }}
 .whiskers .allowed {{ fill: var(--green); opacity: .16; }}
 
 table {{ width: 100%; border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }}
-th {{ color: var(--muted); font-weight: 600; text-align: left; }}
+th {{ color: var(--muted); font-weight: 600; text-align: left; overflow-wrap: normal; }}
 th, td {{ padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: middle; }}
 .gates td:nth-child(4) {{ width: 14rem; }}
 .numbers td:first-child {{ width: 55%; }}
+.monitors td:nth-child(-n+2) {{ white-space: nowrap; }}
 .monitors td:nth-child(3) {{ min-width: 7rem; }}
 .stages td:nth-child(2) {{ min-width: 9rem; }}
 .result {{ color: var(--tone); font-weight: 600; }}
